@@ -1,0 +1,1 @@
+"""Models of ours: BERT and ResNet, served without writing code."""

@@ -1,0 +1,1 @@
+"""mmserve-bench: load generation and comparison over HTTP."""
