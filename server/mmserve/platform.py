@@ -1,0 +1,146 @@
+"""What we ask of the operating system beyond Python's `os`; each with a plain fallback.
+
+Linux gives all of it. Elsewhere a function does nothing and says so by its return value, and the
+server works with less: orphans are not adopted, a killed front is noticed by end-of-file only.
+"""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import ctypes
+import fcntl
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+IS_LINUX = sys.platform == "linux"
+
+_PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+_F_SETSIG = 10  # asm-generic/fcntl.h; Python's fcntl does not name it
+
+
+# Processes
+
+
+def become_subreaper() -> bool:
+    """Orphaned descendants become our children, so that we can reap them. False: cannot."""
+    if not IS_LINUX:
+        return False
+    return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+
+
+def kill_group_when_closed(pipe_fd: int) -> int | None:
+    """Has the kernel kill our whole process group once the pipe's write end is closed.
+
+    It works while every thread of ours spins in C, and for children that ignore SIGTERM, since
+    nobody has to look: the signal that `O_ASYNC` sends on hang-up is set to SIGKILL.
+
+    Args:
+        pipe_fd: read end of a pipe whose only write end is the owner's. Stays open.
+
+    Returns:
+        A new descriptor that must stay open; None where the platform has no such thing.
+    """
+    if not IS_LINUX:
+        return None
+    # Owner and signal belong to the open file description, which a fork shares: open it anew.
+    own = os.open(f"/proc/self/fd/{pipe_fd}", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
+    fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
+    fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    return own
+
+
+def native_threads() -> int:
+    """Threads of this process that the kernel knows; 1 where it cannot tell."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return 1
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of a process, zombies included; [] where it cannot tell."""
+    found: list[int] = []
+    with contextlib.suppress(OSError):
+        for task in Path(f"/proc/{pid}/task").iterdir():
+            with contextlib.suppress(OSError, ValueError):
+                found += map(int, (task / "children").read_text().split())
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Children, their children and so on, nearest first."""
+    found, level = [], [pid]
+    while level := [child for parent in level for child in children(parent)]:
+        found += level
+    return found
+
+
+def signal_group(pid: int, number: int) -> bool:
+    """Signals the process group that `pid` leads. False: it is gone."""
+    try:
+        os.killpg(pid, number)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def dead_children() -> Iterator[tuple[int, int]]:
+    """Children that have ended and are not reaped yet, as (pid, code); reap each with `reap`.
+
+    The code is the exit status, or minus the number of the signal that ended it.
+    """
+    seen: set[int] = set()
+    while True:
+        try:
+            info = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return
+        if info is None or info.si_pid in seen:
+            return
+        seen.add(info.si_pid)
+        exited = info.si_code == os.CLD_EXITED
+        yield info.si_pid, info.si_status if exited else -info.si_status
+
+
+def reap(pid: int) -> None:
+    """Takes an ended child out of the process table."""
+    with contextlib.suppress(ChildProcessError):
+        os.waitpid(pid, os.WNOHANG)
+
+
+def is_own_child(pid: int) -> bool:
+    """Whether `pid` is a child of ours that was not reaped, so that a signal hits nobody else."""
+    try:
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return False
+    return True
+
+
+# Descriptors over a socket
+
+
+def send_with_fds(sock: socket.socket, data: bytes, fds: Sequence[int]) -> int:
+    """Like `send`; the descriptors travel with the first byte."""
+    ancillary = []
+    if fds:
+        ancillary = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds).tobytes())]
+    return sock.sendmsg([data], ancillary)
+
+
+def receive_with_fds(sock: socket.socket, size: int, most_fds: int = 16) -> tuple[bytes, list[int]]:
+    """Like `recv`, with the descriptors that came along (close-on-exec)."""
+    room = socket.CMSG_LEN(most_fds * array.array("i").itemsize)
+    flags = getattr(socket, "MSG_CMSG_CLOEXEC", 0)
+    data, ancillary, _, _ = sock.recvmsg(size, room, flags)
+    fds = array.array("i")
+    for level, kind, payload in ancillary:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
+    return data, list(fds)
