@@ -10,6 +10,7 @@ import array
 import contextlib
 import ctypes
 import fcntl
+import functools
 import os
 import signal
 import socket
@@ -144,3 +145,44 @@ def receive_with_fds(sock: socket.socket, size: int, most_fds: int = 16) -> tupl
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(payload[: len(payload) - len(payload) % fds.itemsize])
     return data, list(fds)
+
+
+# Memory
+
+
+def rss_bytes() -> int:
+    """Resident memory of this process; 0 where it cannot tell."""
+    try:
+        with open("/proc/self/statm") as statm:
+            return int(statm.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def oom_kills() -> int:
+    """How often the out-of-memory killer has struck in our cgroup, else on this machine.
+
+    Sources: cgroup v2 `memory.events`, cgroup v1 `memory.oom_control`, `/proc/vmstat`; 0 where
+    none can be read.
+    """
+    for path in _oom_counters():
+        with contextlib.suppress(OSError, ValueError):
+            for line in path.read_text().splitlines():
+                name, _, value = line.partition(" ")
+                if name == "oom_kill":
+                    return int(value)
+    return 0
+
+
+@functools.cache
+def _oom_counters() -> list[Path]:
+    places = []
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/self/cgroup").read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if not controllers:
+                places += [Path(f"/sys/fs/cgroup{path}/memory.events")]
+            elif "memory" in controllers.split(","):
+                places += [Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")]
+    places += [Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")]
+    return [place for place in places if place.exists()]

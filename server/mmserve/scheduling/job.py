@@ -17,9 +17,11 @@ class Result:
         headers: (name, value), in the handler's order.
         body: bytes-like.
         is_json: the body was encoded as JSON by the worker from something that is not text.
+        queue_s: seconds between its arrival in the queue and its way to the worker.
+        handler_s: seconds in the handler, of the whole batch.
     """
 
-    __slots__ = ("body", "headers", "is_json", "phrase", "status")
+    __slots__ = ("body", "handler_s", "headers", "is_json", "phrase", "queue_s", "status")
 
     def __init__(
         self,
@@ -31,6 +33,8 @@ class Result:
     ) -> None:
         self.status, self.phrase, self.headers = status, phrase, headers
         self.body, self.is_json = body, is_json
+        self.queue_s: float | None = None
+        self.handler_s: float | None = None
 
 
 #: Called once, in the event loop's thread, with the result or the reason why there is none.

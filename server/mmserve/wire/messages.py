@@ -118,8 +118,10 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
         phrase: reason phrase, None for the standard one.
         headers: (name, value) that the handler set.
         error: None for the handler's own response. Otherwise the message of an error response
-            that the front makes: "bad request" when `status` is 400, else a prediction failure.
+            that the front makes.
         is_json: the body is JSON that the worker encoded.
+        is_bad_request: `error` tells of the client's mistake (a body that is not what its type
+            says), not of a handler that failed.
     """
 
     status: int
@@ -128,6 +130,7 @@ class Outcome(msgspec.Struct, array_like=True, gc=False):
     headers: list[tuple[str, str]] = []
     error: str | None = None
     is_json: bool = False
+    is_bad_request: bool = False
 
 
 class Replies(msgspec.Struct, tag="replies", array_like=True, gc=False):

@@ -1,0 +1,182 @@
+"""What the front and the zygote say to each other, and the zygote's libraries and templates.
+
+A control link is a stream socket pair. Each message is a little-endian u32 size and a MessagePack
+body; descriptors travel with its first byte.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Sequence
+
+import msgspec
+
+from mmserve.platform import receive_with_fds, send_with_fds
+
+_SIZE = struct.Struct("<I")
+
+
+# front → zygote
+
+
+class Start(msgspec.Struct, tag="start", array_like=True):
+    """Start a process. Descriptors: wire, stdout, stderr, and control for all but workers.
+
+    Attributes:
+        ticket: repeated in the answer, Started or StartFailed.
+        kind: "fork" (a worker), "exec" (a worker in a fresh interpreter), "library" (imports
+            `imports`, then forks workers on Spawn) or "template" (loads a model, then forks).
+        environ: the whole environment of the process.
+        imports: modules, for "library".
+        executable: interpreter, for "exec".
+    """
+
+    ticket: int
+    kind: str
+    environ: dict[str, str]
+    imports: list[str] = []
+    executable: str = ""
+
+
+class Signal(msgspec.Struct, tag="signal", array_like=True):
+    """Signal the process group that a child leads. Ignored when the child is reaped already."""
+
+    pid: int
+    number: int
+
+
+# front → library or template
+
+
+class Spawn(msgspec.Struct, tag="spawn", array_like=True):
+    """Fork a worker ("fork") or, from the library, a template ("template").
+
+    Descriptors: wire, stdout, stderr, and control for a template. Answered by Started or
+    StartFailed.
+    """
+
+    ticket: int
+    kind: str
+    environ: dict[str, str]
+
+
+# zygote, library or template → front
+
+
+class Started(msgspec.Struct, tag="started", array_like=True):
+    ticket: int
+    pid: int
+
+
+class StartFailed(msgspec.Struct, tag="start_failed", array_like=True):
+    ticket: int
+    cause: str
+    out_of_memory: bool
+
+
+class Exited(msgspec.Struct, tag="exited", array_like=True):
+    """A child has ended and is reaped; its process group was killed before.
+
+    Attributes:
+        code: exit status, or minus the number of the signal.
+        oom_kills: how often the kernel's out-of-memory killer struck in our cgroup so far.
+    """
+
+    pid: int
+    code: int
+    oom_kills: int = 0
+
+
+class Import(msgspec.Struct, array_like=True):
+    """What one preloaded import cost. `error` names why it was left out."""
+
+    module: str
+    seconds: float
+    rss_bytes: int
+    error: str = ""
+
+
+class LibraryReady(msgspec.Struct, tag="library_ready", array_like=True):
+    """The library process can fork.
+
+    Attributes:
+        imports: in the order asked for.
+        modules: top-level name → file (or "" for built-in ones) of what is imported.
+    """
+
+    imports: list[Import]
+    modules: dict[str, str]
+
+
+class LibraryUnfit(msgspec.Struct, tag="library_unfit", array_like=True):
+    """An import started a thread: a fork from here could hang. The process ends after this."""
+
+    module: str
+    threads: int
+
+
+ToZygote = Start | Signal
+ToLibrary = Spawn
+FromZygote = Started | StartFailed | Exited | LibraryReady | LibraryUnfit
+
+
+def pack(message: msgspec.Struct) -> bytes:
+    body = msgspec.msgpack.encode(message)
+    return _SIZE.pack(len(body)) + body
+
+
+class Unpacker:
+    """`feed(data, fds)` → messages with their descriptors, right for any split of the bytes.
+
+    All messages of one direction carry a known number of descriptors: `fds_of(message)`.
+    """
+
+    def __init__(self, kind: object) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._data = bytearray()
+        self._fds: list[int] = []
+
+    def feed(self, data: bytes, fds: Sequence[int] = ()) -> list[tuple[msgspec.Struct, list[int]]]:
+        self._data += data
+        self._fds += fds
+        found = []
+        while len(self._data) >= 4:
+            (size,) = _SIZE.unpack_from(self._data)
+            if len(self._data) < 4 + size:
+                break
+            message = self._decoder.decode(bytes(self._data[4 : 4 + size]))
+            del self._data[: 4 + size]
+            count = fds_of(message)
+            found.append((message, self._fds[:count]))
+            del self._fds[:count]
+        return found
+
+
+def fds_of(message: msgspec.Struct) -> int:
+    """Descriptors that travel with a message."""
+    if isinstance(message, Start | Spawn):
+        return 3 if message.kind in ("fork", "exec") else 4
+    return 0
+
+
+class BlockingLink:
+    """One end of a control link, for the processes that wait in `poll`."""
+
+    def __init__(self, sock: socket.socket, kind: object) -> None:
+        self.socket = sock
+        self._unpacker = Unpacker(kind)
+
+    def receive(self) -> list[tuple[msgspec.Struct, list[int]]] | None:
+        """What has come, at least one read's worth; None at end-of-file."""
+        try:
+            data, fds = receive_with_fds(self.socket, 1 << 16)
+        except ConnectionError:
+            return None
+        return self._unpacker.feed(data, fds) if data else None
+
+    def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        data = memoryview(pack(message))
+        sent = send_with_fds(self.socket, data, fds)  # type: ignore[arg-type]
+        if sent < len(data):
+            self.socket.sendall(data[sent:])
