@@ -31,6 +31,16 @@ class ExpectationUnknown(ServeError):
         super().__init__(f"Expect: {expectation!r} is not supported; only 100-continue is.")
 
 
+class RequestTimedOut(ServeError):
+    """The client took too long to send its request."""
+
+    def __init__(self, part: str, limit_s: float) -> None:
+        super().__init__(
+            f"The {part} of the request did not arrive within {limit_s:g} s; "
+            f"{part}_timeout_seconds sets the limit."
+        )
+
+
 class RouteNotFound(ServeError):
     def __init__(self) -> None:
         super().__init__("Requested resource is not found, please refer to the API document.")
