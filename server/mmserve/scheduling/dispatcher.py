@@ -73,16 +73,20 @@ class Dispatcher:
         self._timer_at = float("inf")
         self._watch: asyncio.TimerHandle | None = None
         self._kills: set[asyncio.Task[None]] = set()
+        self._ran_dry: asyncio.Future[None] | None = None  # somebody waits for the end of work
         self.refusal: ServeError | None = None  # why no job is taken, whatever the queue says
         self.last_used = time.monotonic()
 
     @property
-    def waiting(self) -> int:
-        return len(self._batcher)
+    def has_work(self) -> bool:
+        """Whether a job waits or is with a worker."""
+        return bool(len(self._batcher)) or any(seat.batches for seat in self._seats.values())
 
-    @property
-    def in_work(self) -> int:
-        return sum(len(seat.batches) for seat in self._seats.values())
+    async def without_work(self) -> None:
+        """Returns when nothing waits and nothing is with a worker; used once, at the end."""
+        if self.has_work:
+            self._ran_dry = self._loop.create_future()
+            await self._ran_dry
 
     # Jobs
 
@@ -170,6 +174,7 @@ class Dispatcher:
             died = WorkerDied(worker.end_text(how), out_of_memory=out_of_memory)
             _deliver_to_all(seat.batches.pop().jobs, died)
         self._pump(time.monotonic())
+        self._look_whether_dry()
 
     def _take_off_quick(self, seat: Seat) -> None:
         if seat in self._busy_quick:
@@ -206,6 +211,12 @@ class Dispatcher:
         if len(self._batcher):
             self._pump(now)
         _deliver(batch, message, payload)
+        if self._ran_dry is not None:
+            self._look_whether_dry()
+
+    def _look_whether_dry(self) -> None:
+        if self._ran_dry is not None and not self._ran_dry.done() and not self.has_work:
+            self._ran_dry.set_result(None)
 
     # Time
 
@@ -236,6 +247,7 @@ class Dispatcher:
             job.deliver(WaitedTooLong(self._model, self._batcher.max_wait_s))
         # A timer may ring a little early; what is due within its resolution is due.
         self._pump(now + 0.001)
+        self._look_whether_dry()
 
     def _look_for_late(self) -> None:
         """Kills the workers that have had their batch too long; one timer for all of them."""

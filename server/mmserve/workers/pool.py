@@ -113,7 +113,7 @@ class Pool:
             port,
         )
         self.slots: list[Slot] = []
-        self._leaving: set[Slot] = set()
+        self.leaving: set[Slot] = set()
         self._template: Template | None = None
         self._template_lock = asyncio.Lock()
 
@@ -135,7 +135,7 @@ class Pool:
         )
         chosen = [self.slots[i] for i in order[:count]]
         self.slots = [slot for slot in self.slots if slot not in chosen]
-        self._leaving.update(chosen)
+        self.leaving.update(chosen)
         for slot in chosen:
             slot.is_wanted = False
             slot.wake.set()
@@ -176,7 +176,7 @@ class Pool:
             slot.task.cancel()  # a process born meanwhile finds its wire closed, and ends
         if slot.task is not None:
             await asyncio.wait({slot.task})
-        self._leaving.discard(slot)
+        self.leaving.discard(slot)
 
     # One slot
 
