@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import fcntl
 import functools
+import math
 import os
 import signal
 import socket
@@ -186,3 +187,85 @@ def _oom_counters() -> list[Path]:
                 places += [Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")]
     places += [Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")]
     return [place for place in places if place.exists()]
+
+
+# CPUs
+
+
+def cpu_count() -> tuple[int, str]:
+    """CPUs this process may use, at least 1, and what says so.
+
+    The smaller of what the scheduler lets us run on and, rounded up, the quota of the control
+    groups around us.
+    """
+    try:
+        count, source = len(os.sched_getaffinity(0)), "affinity"
+    except AttributeError:  # macOS
+        count, source = os.cpu_count() or 1, "processors"
+    quota = cpu_quota()
+    if quota is not None and (whole := max(1, math.ceil(quota))) < count:
+        return whole, f"cgroup quota of {quota:g}"
+    return count, source
+
+
+def cpu_quota(proc: Path = Path("/proc/self")) -> float | None:
+    """CPUs that the tightest control group around a process allows; None: no limit is known."""
+    return min(filter(None, map(_cpu_quota_of, control_groups("cpu", proc))), default=None)
+
+
+def _cpu_quota_of(group: Path) -> float | None:
+    for names in (("cpu.max",), ("cpu.cfs_quota_us", "cpu.cfs_period_us")):  # version 2, 1
+        with contextlib.suppress(OSError, ValueError):
+            quota, period = map(int, " ".join((group / name).read_text() for name in names).split())
+            return quota / period if quota > 0 and period > 0 else None  # version 1: -1 is "none"
+    return None  # version 2: "max" is no number
+
+
+# Control groups
+
+
+def control_groups(controller: str, proc: Path = Path("/proc/self")) -> list[Path]:
+    """Directories of the control groups around a process, its own first; [] where there are none.
+
+    Both versions, since a machine may have both; where the process sees but its container's part
+    of the tree, that part.
+
+    Args:
+        controller: of version 1, for example "cpu" or "memory".
+        proc: the process.
+
+    Source: cgroups(7), proc_pid_cgroup(5), proc_pid_mountinfo(5).
+    """
+    try:
+        memberships = (proc / "cgroup").read_text().splitlines()
+        mounts = (proc / "mountinfo").read_text().splitlines()
+    except OSError:
+        return []
+    paths: dict[str, str] = {}  # "" for version 2, else a controller → path of our group
+    for line in memberships:
+        _, controllers, path = line.split(":", 2)
+        paths |= dict.fromkeys(controllers.split(","), path)
+
+    found: list[Path] = []
+    for line in mounts:
+        left, _, right = line.partition(" - ")
+        root, mount_point = left.split()[3:5]
+        kind, _, options = [*right.split(), "", ""][:3]
+        if kind == "cgroup2":
+            name = ""
+        elif kind == "cgroup" and controller in options.split(","):
+            name = controller
+        else:
+            continue
+        if name not in paths:
+            continue
+        top = Path(mount_point.replace("\\040", " "))
+        try:
+            below = Path(paths[name]).relative_to(root)
+        except ValueError:  # our group is not below what is mounted here: it is what is mounted
+            below = Path()
+        if ".." in below.parts:
+            below = Path()
+        group = top / below
+        found += [group, *(parent for parent in group.parents if parent.is_relative_to(top))]
+    return found
