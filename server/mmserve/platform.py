@@ -13,9 +13,11 @@ import fcntl
 import functools
 import math
 import os
+import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -187,6 +189,106 @@ def _oom_counters() -> list[Path]:
                 places += [Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")]
     places += [Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")]
     return [place for place in places if place.exists()]
+
+
+# Processes of others
+
+
+class OtherProcess:
+    """A process that is not our child, held by a pidfd: its pid cannot come to mean another.
+
+    Where there are no pidfds it is known by its pid alone.
+
+    Raises:
+        ProcessLookupError: there is no such process.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self._fd: int | None = None
+        if IS_LINUX:
+            try:
+                self._fd = os.pidfd_open(pid)
+            except ProcessLookupError:
+                raise
+            except OSError:  # an old kernel, or a sandbox that forbids it
+                pass
+        if self._fd is None:
+            with contextlib.suppress(PermissionError):  # it is there, and not ours
+                os.kill(pid, 0)
+
+    def command_line(self) -> list[str]:
+        """Its arguments; [] once it has ended, and where it cannot be read."""
+        if (data := self._read("cmdline")) is not None:
+            words = os.fsdecode(data).split("\0")[:-1]
+            return [] if self.has_ended() else words
+        import psutil  # macOS; costs 20 ms
+
+        try:
+            return list(psutil.Process(self.pid).cmdline())
+        except psutil.Error:
+            return []
+
+    def environ(self) -> dict[str, str]:
+        """The environment it was started with; {} where it cannot be read."""
+        entries = os.fsdecode(self._read("environ") or b"").split("\0")
+        return dict(entry.split("=", 1) for entry in entries if "=" in entry)
+
+    def cwd(self) -> str:
+        """Its current directory; "/" where it cannot be read."""
+        try:
+            return str(Path(f"/proc/{self.pid}/cwd").readlink())
+        except OSError:
+            return "/"
+
+    def signal(self, number: int) -> None:
+        """Raises ProcessLookupError, PermissionError."""
+        if self._fd is None:
+            os.kill(self.pid, number)
+        else:
+            signal.pidfd_send_signal(self._fd, number)
+
+    def wait(self, limit_s: float) -> bool:
+        """Waits for its end. False: it lives on after `limit_s` seconds."""
+        if self._fd is not None:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            return bool(poll.poll(max(0.0, limit_s) * 1000))
+        deadline = time.monotonic() + limit_s
+        while self._is_there():
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.05)  # there is nothing to wait on
+        return True
+
+    def has_ended(self) -> bool:
+        return self.wait(0)
+
+    def close(self) -> None:
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def __enter__(self) -> OtherProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _is_there(self) -> bool:
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return True
+
+    def _read(self, name: str) -> bytes | None:
+        try:
+            return Path(f"/proc/{self.pid}/{name}").read_bytes()
+        except OSError:
+            return b"" if IS_LINUX else None
 
 
 # CPUs
