@@ -139,7 +139,7 @@ def start(flags: argparse.Namespace, environ: Mapping[str, str], *, foreground: 
         launch.remove_pid(pid_file, pid)
     if (problem := _problem(flags, environ)) is not None:
         return _refuse(problem)
-    arguments = _arguments(flags)
+    arguments = arguments_of(flags)
     sys.stdout.flush()
     try:
         if foreground:
@@ -166,7 +166,7 @@ def _problem(flags: argparse.Namespace, environ: Mapping[str, str]) -> str | Non
         return f"--model-store directory not found: {flags.model_store}"
     if flags.models and flags.model_store is None:
         local = [each for each in flags.models if each != "ALL" and not _URL.match(each)]
-        if local and not _has_store(_arguments(flags), environ):
+        if local and not _has_store(arguments_of(flags), environ):
             return f"--model-store is required to load {local[0]}, which is no URL."
     return None
 
@@ -177,13 +177,14 @@ def _has_store(arguments: Arguments, environ: Mapping[str, str]) -> bool:
     from mmserve.errors import ConfigurationError
 
     try:
-        loaded = load_settings(arguments, environ, os.curdir, with_gpus=False)
+        loaded = load_settings(arguments, environ, with_gpus=False)
     except ConfigurationError:
         return True
     return loaded.settings.model_store is not None
 
 
-def _arguments(flags: argparse.Namespace) -> Arguments:
+def arguments_of(flags: argparse.Namespace) -> Arguments:
+    """What the front is to be told."""
     return Arguments(
         mms_config=flags.mms_config,
         model_store=flags.model_store,

@@ -85,14 +85,6 @@ def parse_arguments(argv: Sequence[str]) -> Arguments:
     return Arguments(**given, ready_fd=None if fd is None else int(fd))
 
 
-def own_arguments() -> Arguments:
-    """The front's own command line. Its `ready_fd` is kept from children from now on."""
-    arguments = parse_arguments(sys.argv[1:])
-    if arguments.ready_fd is not None:
-        os.set_inheritable(arguments.ready_fd, False)
-    return arguments
-
-
 def isolated_python() -> list[str]:
     """The words that start an interpreter like this one which finds mmserve.
 

@@ -58,7 +58,7 @@ class _Text(NamedTuple):
 def load_settings(
     arguments: Arguments,
     environ: Mapping[str, str],
-    cwd: str | os.PathLike[str],
+    cwd: str | os.PathLike[str] = os.curdir,
     *,
     with_gpus: bool = True,
 ) -> Loaded:

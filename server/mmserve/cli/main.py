@@ -1,0 +1,425 @@
+"""`mmserve`: the server, its configuration, its models and a prediction, from a shell."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from textwrap import dedent
+from typing import TYPE_CHECKING
+
+import mmserve
+from mmserve.cli import launcher
+from mmserve.config.launch import Arguments
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mmserve.cli.client import Client, Reply
+    from mmserve.config.load import Loaded
+
+    Talk = Callable[[Client], None]
+
+#: Exit codes. argparse itself ends with USAGE.
+FAILED, USAGE, UNREACHABLE = 1, 2, 3
+
+_TOP = """\
+    Serves many models over HTTP, a drop-in for AWS Multi Model Server.
+
+    To try it:
+      mmserve archive --model-name hello --model-path hello/ --handler service:handle
+      mmserve serve --model-store . --models hello=hello.mar
+      mmserve invoke hello --json '{"name": "Ada"}'
+    """
+
+_TOP_END = """\
+    exit codes: 0 done; 1 the server or the configuration said no; 2 wrong usage;
+    3 no server could be reached. `mmserve COMMAND --help` has more of each.
+    """
+
+_SERVE = """\
+    Starts the server and stays: SIGTERM or Ctrl-C end it, after the requests in work.
+
+      mmserve serve
+      mmserve serve --model-store models/ --models ALL
+      mmserve serve --mms-config production.properties --background
+
+    Settings come from the file, then the flags, then variables MMS_<KEY> where the file says
+    enable_envvars_config=true. `mmserve config` shows what they come to.
+    """
+
+_CONFIG = """\
+    Prints every setting with its value, its unit and where the value comes from.
+
+      mmserve config                       what a server started here would use
+      mmserve config --check --mms-config production.properties
+
+    Exit code 1, and one line on the standard error, when a value is wrong.
+    """
+
+_MODELS = """\
+    Looks after the models of a running server, at its management address.
+
+      mmserve models list
+      mmserve models load hello.mar --name hello --workers 2
+      mmserve models describe hello
+      mmserve models scale hello --min 4
+      mmserve models unload hello
+    """
+
+_INVOKE = """\
+    Sends one prediction request; the model's answer goes to the standard output as it is.
+
+      mmserve invoke hello --json '{"name": "Ada"}'
+      mmserve invoke resnet kitten.jpg
+      curl -s https://example.org/cat.jpg | mmserve invoke resnet - --content-type image/jpeg
+      mmserve invoke hello --address unix:/run/mmserve.sock --json '[1, 2]'
+    """
+
+
+def main() -> int:
+    return launcher.guarded(lambda: _run(sys.argv[1:]))
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] == ["archive"]:  # its flags are its own
+        return _archive(argv[1:])
+    flags = _parser().parse_args(argv)
+    code: int = flags.run(flags)
+    return code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="mmserve",
+        description=dedent(_TOP),
+        epilog=dedent(_TOP_END),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"mmserve {mmserve.__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    serve = _command(commands, "serve", "start the server", _SERVE)
+    launcher.add_server_flags(serve)
+    serve.add_argument(
+        "--background", action="store_true", help="return once it answers; it runs on"
+    )
+    serve.set_defaults(run=_serve)
+
+    commands.add_parser("archive", help="make a model archive (the same as model-archiver)")
+
+    config = _command(commands, "config", "show the settings", _CONFIG)
+    launcher.add_server_flags(config)
+    config.add_argument("--check", action="store_true", help="print only what is wrong or odd")
+    config.set_defaults(run=_config)
+
+    _add_models(_command(commands, "models", "models of a running server", _MODELS))
+    _add_invoke(_command(commands, "invoke", "send a prediction request", _INVOKE))
+    return parser
+
+
+def _command(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    name: str,
+    help: str,
+    text: str = "",
+) -> argparse.ArgumentParser:
+    return commands.add_parser(
+        name,
+        help=help,
+        description=dedent(text) or help.capitalize() + ".",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    actions = parser.add_subparsers(metavar="ACTION", required=True)
+
+    listing = _command(actions, "list", "names and locations")
+    listing.set_defaults(run=_list)
+
+    load = _command(actions, "load", "register a model and start its workers")
+    load.add_argument("url", metavar="LOCATION", help="archive in the model store, or its URL")
+    load.add_argument("--name", help="the archive's own name by default")
+    load.add_argument("--handler", metavar="MODULE:FUNCTION")
+    load.add_argument("--runtime", metavar="PYTHON")
+    load.add_argument("--workers", type=int, default=1, metavar="N", help="1 by default")
+    load.add_argument("--batch-size", type=int, metavar="N")
+    load.add_argument("--max-batch-delay", type=int, metavar="MILLISECONDS")
+    load.add_argument("--response-timeout", type=int, metavar="SECONDS")
+    load.set_defaults(run=_load)
+
+    unload = _command(actions, "unload", "take a model out; running requests end first")
+    unload.set_defaults(run=_unload)
+
+    describe = _command(actions, "describe", "a model and its workers, as JSON")
+    describe.set_defaults(run=_describe)
+
+    scale = _command(actions, "scale", "change the number of workers")
+    scale.add_argument("--min", type=int, metavar="N", required=True, help="workers at least")
+    scale.add_argument(
+        "--max", type=int, metavar="N", help="workers at most; like --min if missing"
+    )
+    scale.set_defaults(run=_scale)
+
+    for action in (unload, describe, scale):
+        action.add_argument("name", metavar="MODEL")
+    for action in (load, scale):
+        action.add_argument(
+            "--no-wait", action="store_true", help="return before the workers are ready"
+        )
+    for action in (listing, load, unload, describe, scale):
+        _add_connection(action, "management")
+
+
+def _add_invoke(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", metavar="MODEL")
+    parser.add_argument(
+        "file", metavar="FILE", nargs="?", help="the request's body; - for the standard input"
+    )
+    parser.add_argument("--json", metavar="TEXT", help="the body, and its type application/json")
+    parser.add_argument("--content-type", metavar="TYPE", help="guessed from FILE's name otherwise")
+    parser.add_argument(
+        "--header",
+        metavar="NAME: VALUE",
+        action="append",
+        default=[],
+        type=_header,
+        help="one more header",
+    )
+    _add_connection(parser, "inference")
+    parser.set_defaults(run=_invoke)
+
+
+def _header(text: str) -> tuple[str, str]:
+    if not (parts := re.fullmatch(r"([!-9;-~]+):[ \t]*([ -~\t\xa0-\xff]*)", text)):
+        raise argparse.ArgumentTypeError(f"{text!r} is not like NAME: VALUE")
+    return parts[1], parts[2]
+
+
+def _seconds(text: str) -> float:
+    if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]+)?", text) or not float(text):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    return float(text)
+
+
+def _add_connection(parser: argparse.ArgumentParser, which: str) -> None:
+    where = parser.add_argument_group("the server")
+    where.add_argument(
+        "--address",
+        metavar="URL",
+        help=f"http://, https:// or unix:/PATH; the configuration's {which}_address by default",
+    )
+    where.add_argument("--mms-config", metavar="FILE", help="configuration to find the address in")
+    if which == "management":
+        where.add_argument(
+            "--token-file", metavar="FILE", help="its token; management_token_file by default"
+        )
+    where.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="none by default")
+    where.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
+    where.add_argument("--insecure", action="store_true", help="accept any certificate")
+    parser.set_defaults(address_key=f"{which}_address", token_file=None)
+
+
+# serve, archive, config
+
+
+def _serve(flags: argparse.Namespace) -> int:
+    return launcher.start(flags, os.environ, foreground=not flags.background)
+
+
+def _archive(argv: list[str]) -> int:
+    from mmserve.cli import archiver
+
+    sys.argv = ["mmserve archive", *argv]
+    return archiver.main() or 0
+
+
+def _config(flags: argparse.Namespace) -> int:
+    from mmserve.config import report
+
+    if (loaded := _loaded(launcher.arguments_of(flags))) is None:
+        return FAILED
+    for warning in loaded.warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if flags.check:
+        print(f"{loaded.file or 'the built-in configuration'} is fine")
+        return 0
+    for notice in loaded.notices:
+        print(f"note: {notice}", file=sys.stderr)
+    print("\n".join(report.lines(loaded)))
+    return 0
+
+
+def _loaded(arguments: Arguments, *, with_gpus: bool = True) -> Loaded | None:
+    """The settings; None, and a line on the standard error, where they are wrong."""
+    from mmserve.config.load import load_settings
+    from mmserve.errors import ConfigurationError
+
+    try:
+        return load_settings(arguments, os.environ, with_gpus=with_gpus)
+    except ConfigurationError as error:
+        print(f"Invalid configuration: {error}", file=sys.stderr)
+        return None
+
+
+# A running server
+
+
+def _list(flags: argparse.Namespace) -> int:
+    def show(client: Client) -> None:
+        found = list(client.models())
+        width = max((len(name) for name, _ in found), default=0)
+        for name, url in found:
+            print(f"{name:{width}}  {url}")
+
+    return _talk(flags, show)
+
+
+def _load(flags: argparse.Namespace) -> int:
+    asked = {
+        "url": flags.url,
+        "model_name": flags.name,
+        "handler": flags.handler,
+        "runtime": flags.runtime,
+        "initial_workers": flags.workers,
+        "batch_size": flags.batch_size,
+        "max_batch_delay": flags.max_batch_delay,
+        "response_timeout": flags.response_timeout,
+        "synchronous": not flags.no_wait,
+    }
+    given = {name: value for name, value in asked.items() if value is not None}
+    return _talk(flags, lambda client: _print_status(client.load(given)))
+
+
+def _unload(flags: argparse.Namespace) -> int:
+    return _talk(flags, lambda client: _print_status(client.unload(flags.name)))
+
+
+def _describe(flags: argparse.Namespace) -> int:
+    return _talk(flags, lambda client: _write(client.describe(flags.name)))
+
+
+def _scale(flags: argparse.Namespace) -> int:
+    asked = {
+        "min_worker": flags.min,
+        "max_worker": flags.min if flags.max is None else flags.max,
+        "synchronous": "false" if flags.no_wait else "true",
+    }
+    return _talk(flags, lambda client: _print_status(client.scale(flags.name, asked)))
+
+
+def _invoke(flags: argparse.Namespace) -> int:
+    if flags.json is not None and flags.file is not None:
+        return _complain("give either FILE or --json", USAGE)
+    headers = dict(flags.header)
+    try:
+        body = _body(flags)
+    except OSError as error:
+        return _complain(f"{flags.file} cannot be read: {error.strerror}", USAGE)
+    if (content_type := _content_type(flags)) is not None:
+        headers["Content-Type"] = content_type
+    return _talk(flags, lambda client: _write(client.invoke(flags.name, body, headers)))
+
+
+def _body(flags: argparse.Namespace) -> bytes | None:
+    if flags.json is not None:
+        return str(flags.json).encode(errors="surrogateescape")
+    if flags.file is None:
+        return None
+    if flags.file == "-":
+        return sys.stdin.buffer.read()
+    with open(flags.file, "rb") as file:
+        return file.read()
+
+
+def _content_type(flags: argparse.Namespace) -> str | None:
+    if flags.content_type is not None:
+        return str(flags.content_type)
+    if flags.json is not None:
+        return "application/json"
+    if flags.file is None:
+        return None
+    import mimetypes
+
+    return mimetypes.guess_type(flags.file)[0] or "application/octet-stream"
+
+
+def _talk(flags: argparse.Namespace, use: Talk) -> int:
+    from mmserve.cli.client import Refused, Unreachable
+
+    client = _client(flags)
+    if isinstance(client, int):
+        return client
+    try:
+        use(client)
+    except Refused as refused:
+        return _complain(str(refused), FAILED)
+    except Unreachable as unreachable:
+        return _complain(str(unreachable), UNREACHABLE)
+    return 0
+
+
+def _client(flags: argparse.Namespace) -> Client | int:
+    """A client for the server that the flags name, or the exit code where they are wrong."""
+    from mmserve.cli.client import Client, read_token
+    from mmserve.config import addresses
+    from mmserve.errors import ConfigurationError
+
+    address_text, token_file = flags.address, flags.token_file
+    if address_text is None:
+        loaded = _loaded(Arguments(mms_config=flags.mms_config), with_gpus=False)
+        if loaded is None:
+            return FAILED
+        address_text = getattr(loaded.settings, flags.address_key)
+        token_file = token_file or loaded.settings.management_token_file
+    try:
+        address = addresses.parse(address_text, flags.address_key)
+    except ConfigurationError as error:
+        return _complain(str(error).replace(f"{flags.address_key}=", "--address "), USAGE)
+    if not address.is_unix and address.port == 0:
+        return _complain(
+            f"the port of {address.url} was chosen at start; --address names it", USAGE
+        )
+    token = None
+    if token_file is not None and flags.address_key == "management_address":
+        try:
+            token = read_token(token_file)
+        except (OSError, UnicodeDecodeError) as error:
+            return _complain(f"the token in {token_file} cannot be read: {error}", USAGE)
+    try:
+        return Client(
+            address,
+            token=token,
+            timeout_s=flags.timeout,
+            ca_file=flags.ca_file,
+            is_insecure=flags.insecure,
+        )
+    except OSError as error:
+        return _complain(f"{flags.ca_file} holds no certificate to trust: {error}", USAGE)
+
+
+def _print_status(reply: Reply) -> None:
+    import json
+
+    try:
+        print(json.loads(reply.body)["status"])
+    except (ValueError, KeyError, TypeError):
+        _write(reply)
+
+
+def _write(reply: Reply) -> None:
+    sys.stdout.flush()
+    sys.stdout.buffer.write(reply.body)
+    if sys.stdout.isatty() and not reply.body.endswith(b"\n"):
+        sys.stdout.buffer.write(b"\n")
+
+
+def _complain(message: str, code: int) -> int:
+    print(message, file=sys.stderr)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
