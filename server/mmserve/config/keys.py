@@ -123,20 +123,18 @@ class Key(NamedTuple):
 
     def shown(self, value: object) -> str:
         """The value as it may be printed: as it is written in a file, secrets masked."""
-        if self.name in SECRETS:
-            return "****"
-        return plain(value)
+        return "****" if self.name in SECRETS else self.written(value)
 
-
-def plain(value: object) -> str:
-    """A value as it is written in a file."""
-    if value is None:
-        return ""
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, float):
-        return f"{value:.15g}"
-    return str(value)
+    @staticmethod
+    def written(value: object) -> str:
+        """The value as it is written in a file; `read` gives it back."""
+        if value is None:
+            return ""
+        if isinstance(value, bool):
+            return "true" if value else "false"
+        if isinstance(value, float):
+            return f"{value:.15g}"
+        return str(value)
 
 
 def _text(text: str, key: Key) -> str:
