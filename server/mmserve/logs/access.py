@@ -1,0 +1,119 @@
+"""The access log: which requests are in it, and their line."""
+
+from __future__ import annotations
+
+from time import time
+from typing import Protocol
+
+from mmserve.config.settings import Settings
+from mmserve.logs.escape import escaped
+from mmserve.logs.journal import Journal
+
+#: A target that is longer is cut: the line is for people.
+TARGET_LIMIT = 8192
+
+#: Least status that `access_log` keeps.
+_FROM_STATUS = {"all": 0, "no-ping": 0, "errors": 400, "off": 1000}
+
+
+class _Request(Protocol):
+    @property
+    def method(self) -> str: ...
+    @property
+    def target(self) -> str: ...
+    @property
+    def path(self) -> str: ...
+    @property
+    def http_version(self) -> str: ...
+    @property
+    def peer(self) -> str: ...
+    @property
+    def id(self) -> str: ...
+
+
+class _Exchange(Protocol):
+    @property
+    def request(self) -> _Request: ...
+
+
+class _Counters(Protocol):
+    """`metrics.requests.RequestCounters`."""
+
+    def line(self, status: int, now: float) -> str: ...
+
+
+def access_line(
+    peer: str, method: str, target: str, version: str, status: int, elapsed_s: float
+) -> str:
+    """`/127.0.0.1:50000 "POST /predictions/m HTTP/1.1" 200 5`, the last being milliseconds.
+
+    Args:
+        peer: address and port; `0.0.0.0` on a unix socket, which Multi Model Server shows without
+            the slash (`AccessLogger`, 1.1.11).
+        target: path and query. Control characters, and the quote that would end the field, are
+            escaped.
+        version: "1.1" or "1.0".
+    """
+    if not target.isprintable() or '"' in target or len(target) > TARGET_LIMIT:
+        target = _shown(target)
+    slash = "" if peer == "0.0.0.0" else "/"
+    return f'{slash}{peer} "{method} {target} HTTP/{version}" {status} {int(elapsed_s * 1000)}'
+
+
+def _shown(target: str) -> str:
+    if len(target) > TARGET_LIMIT:
+        target = target[:TARGET_LIMIT] + "..."
+    return escaped(target.replace("\\", "\\\\").replace('"', '\\"'))
+
+
+class RequestLog:
+    """Told of every reply: writes the access line and the request counter.
+
+    `access_log` decides what is left out: `no-ping` the health checks that went well, `errors` all
+    below status 400, `off` everything. The counters have every reply.
+    """
+
+    def __init__(self, journal: Journal, settings: Settings, counters: _Counters) -> None:
+        kept: str = settings.access_log if journal.keeps_access else "off"
+        self._write = journal.request
+        self._count = counters.line
+        self._is_json = journal.is_json
+        #: Least status of a line, and of the line of a ping.
+        self._from = _FROM_STATUS[kept]
+        self._ping_from = _FROM_STATUS["errors"] if kept == "no-ping" else self._from
+
+    def observe(
+        self, exchange: _Exchange, status: int, elapsed_s: float, bytes_out: int = 0
+    ) -> None:
+        """A reply was sent.
+
+        Args:
+            elapsed_s: from the request's head to the reply.
+            bytes_out: of the reply's body.
+        """
+        now = time()
+        counter = self._count(status, now)
+        request = exchange.request
+        if status < self._from or (status < self._ping_from and request.path == "/ping"):
+            self._write(now, None, counter)
+            return
+        text = access_line(
+            request.peer, request.method, request.target, request.http_version, status, elapsed_s
+        )
+        if not self._is_json:
+            self._write(now, text, counter)
+            return
+        self._write(
+            now,
+            text,
+            counter,
+            {
+                "request_id": request.id,
+                "peer": request.peer,
+                "method": request.method,
+                "target": request.target,
+                "status": status,
+                "duration_ms": round(elapsed_s * 1000, 3),
+                "bytes_out": bytes_out,
+            },
+        )
