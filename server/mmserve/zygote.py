@@ -11,7 +11,6 @@ zygote, which is their subreaper: whatever its origin, a worker's end is seen he
 from __future__ import annotations
 
 import argparse
-import atexit
 import contextlib
 import gc
 import importlib
@@ -26,6 +25,8 @@ from typing import NoReturn
 
 from mmserve import platform
 from mmserve.runtime import worker as runtime
+from mmserve.runtime.process import leave
+from mmserve.wire.channel import Channel
 from mmserve.wire.control import (
     BlockingLink,
     Exited,
@@ -206,7 +207,7 @@ def serve_as_template(wire_fd: int, link: BlockingLink, liveness_fd: int) -> Non
     A batch that comes over the template's own wire makes it an ordinary worker: so the front does
     with a model that cannot be forked.
     """
-    channel = runtime.Channel(socket.socket(fileno=wire_fd))
+    channel = Channel(socket.socket(fileno=wire_fd))
     model = runtime.introduce(channel, start="template")
     if model is None:
         return
@@ -225,7 +226,7 @@ def serve_as_template(wire_fd: int, link: BlockingLink, liveness_fd: int) -> Non
         ready = [fd for fd, _ in poll.poll()]
         if channel.socket.fileno() in ready:
             runtime.serve_batches(channel, model)
-            return
+            leave(0)
         messages = link.receive()
         if messages is None:
             return
@@ -317,8 +318,6 @@ def _last_words() -> object:  # type: ignore[misc]
     except BaseException:
         sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
     finally:
-        with contextlib.suppress(BaseException):
-            atexit._run_exitfuncs()
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 stream.flush()

@@ -53,7 +53,12 @@ class Way(msgspec.Struct, frozen=True):
 
 
 def choose_way(
-    blueprint: Blueprint, *, worker_start: str, has_library: bool, is_settled: bool, clash: str | None
+    blueprint: Blueprint,
+    *,
+    worker_start: str,
+    has_library: bool,
+    is_settled: bool,
+    clash: str | None,
 ) -> Way:
     """Decides how a worker of this model starts.
 

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import sys
 from collections.abc import Callable
 
-from mmserve.errors import WorkersFailed
-from mmserve.logs.output import OutputPump
+from mmserve.logs.output import OutputLine, OutputReader
+from mmserve.logs.pump import OutputPump
+from mmserve.metrics.lines import from_worker
 from mmserve.runtime.paths import clashes
 from mmserve.wire.messages import Load
 from mmserve.workers.blueprint import Blueprint, Way, choose_way
 from mmserve.workers.worker import Worker, pipe_for_output
 from mmserve.workers.zygote import Link, Process, Zygote
 
-log = logging.getLogger("mmserve.workers")
-
 #: (worker, "stdout" or "stderr", what it wrote)
-Listen = Callable[[Worker, str, object], None]
+Listen = Callable[[Worker, str, list[OutputLine]], None]
 
 
 class Template:
@@ -48,7 +46,6 @@ class Launcher:
         self._listen = listen
         self._worker_start = worker_start
         self.load_timeout_s = load_timeout_s
-        self._pumps: set[OutputPump] = set()
 
     async def launch(self, worker: Worker, blueprint: Blueprint) -> None:
         """Starts the process and loads the model: the worker is ready after this.
@@ -80,9 +77,7 @@ class Launcher:
         worker.start = "template"
         return Template(worker, link, loaded.can_fork, loaded.why_not)
 
-    async def launch_from(
-        self, template: Template, worker: Worker, blueprint: Blueprint
-    ) -> None:
+    async def launch_from(self, template: Template, worker: Worker, blueprint: Blueprint) -> None:
         """Forks a worker that has the model already. Raises WorkersFailed, ConnectionError."""
         wire, theirs = socket.socketpair()
         out, err = self._outputs(worker)
@@ -100,10 +95,6 @@ class Launcher:
         worker.start = "template"
         await worker.attach(process, wire)
         await worker.load(_load_order(blueprint, worker), self.load_timeout_s)
-
-    def close(self) -> None:
-        for pump in list(self._pumps):
-            pump.close()
 
     async def _way(self, blueprint: Blueprint) -> Way:
         library = self.zygote.library
@@ -171,12 +162,11 @@ class Launcher:
         return ends[0], ends[1]
 
     def _listen_to(self, worker: Worker, stream: str, fd: int) -> None:
-        def heard(lines: object) -> None:
+        def heard(lines: list[OutputLine]) -> None:
             self._listen(worker, stream, lines)
 
-        pump = OutputPump(asyncio.get_running_loop(), fd, heard)
-        self._pumps.add(pump)
-        pump.on_end = lambda: self._pumps.discard(pump)
+        loop = asyncio.get_running_loop()
+        worker.pumps.append(OutputPump(loop, fd, heard, reader=OutputReader(from_worker)))
 
 
 def _load_order(blueprint: Blueprint, worker: Worker) -> Load:
@@ -190,6 +180,3 @@ def _load_order(blueprint: Blueprint, worker: Worker) -> Load:
         blueprint.decode_input,
         blueprint.max_response_size,
     )
-
-
-__all__ = ["Launcher", "Template", "WorkersFailed"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 import time
 import uuid
@@ -54,8 +55,9 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True):
 class Slot:
     """One of the workers that are wanted, whichever process it is at the moment."""
 
-    def __init__(self, port: int, gpu_id: int | None, started: str) -> None:
+    def __init__(self, port: int, number: int, gpu_id: int | None, started: str) -> None:
         self.id = f"{port}-{uuid.uuid4().hex[:8]}"
+        self.number = number  # its place among the slots that the model had so far
         self.gpu_id = gpu_id
         self.started = started  # when it was asked for, as `describe` shows it
         self.worker: Worker | None = None
@@ -112,6 +114,7 @@ class Pool:
             now_text,
             port,
         )
+        self._numbers = itertools.count(1)
         self.slots: list[Slot] = []
         self.leaving: set[Slot] = set()
         self._template: Template | None = None
@@ -121,7 +124,10 @@ class Pool:
 
     def grow(self, count: int) -> list[Slot]:
         """Starts `count` more workers."""
-        slots = [Slot(self._port, self._assign_gpu(), self._now_text()) for _ in range(count)]
+        slots = [
+            Slot(self._port, next(self._numbers), self._assign_gpu(), self._now_text())
+            for _ in range(count)
+        ]
         self.slots += slots
         for slot in slots:
             slot.task = self._spawn(self._keep(slot))
@@ -205,7 +211,7 @@ class Pool:
 
     async def _live_once(self, slot: Slot) -> tuple[int, float]:
         """One process from its start to its end. (batches served, seconds it was ready)"""
-        worker = slot.worker = Worker(slot.id, slot.gpu_id)
+        worker = slot.worker = self._new_worker(slot)
         try:
             worker = slot.worker = await self._launch(slot, worker)
         except WorkersFailed as failure:
@@ -251,7 +257,7 @@ class Pool:
     async def _succeed(self, slot: Slot, old: Worker) -> Worker | None:
         """Replaces a worker that has served or grown enough. None: the old one stays."""
         old.outgrown.clear()
-        new = Worker(slot.id, slot.gpu_id)
+        new = self._new_worker(slot)
         try:
             new = await self._launch(slot, new)
         except WorkersFailed as failure:
@@ -304,7 +310,7 @@ class Pool:
     async def _ready_template(self, slot: Slot) -> Template:
         async with self._template_lock:
             if self._template is None or self._template.link.is_closed:
-                worker = Worker(slot.id, slot.gpu_id)
+                worker = self._new_worker(slot)
                 try:
                     self._template = await self._launcher.launch_template(worker, self.blueprint)
                 except WorkersFailed:
@@ -318,6 +324,9 @@ class Pool:
                         extra=self._fields(slot, cause=self._template.why_not),
                     )
             return self._template
+
+    def _new_worker(self, slot: Slot) -> Worker:
+        return Worker(self.blueprint.model_name, slot.number, slot.id, slot.gpu_id)
 
     def _fields(self, slot: Slot, **more: object) -> dict[str, object]:
         return {"model": self.blueprint.model_name, "worker": slot.id, **more}

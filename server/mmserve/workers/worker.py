@@ -9,10 +9,12 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import msgspec
 
 from mmserve.errors import WorkersFailed
+from mmserve.logs.pump import OutputPump
 from mmserve.wire.framing import Decoder, WireError, encode
 from mmserve.wire.messages import Hello, Load, Loaded, LoadFailed, Replies, ToFront
 from mmserve.workers.life import Event, Life, State
@@ -30,6 +32,8 @@ class Worker:
     """A process with one model loaded, or on its way there.
 
     Attributes:
+        model: name of its model.
+        number: its place among the workers of its model, for the log.
         id: stable name of the slot, as `describe` shows it.
         gpu_id: its device, or None.
         start: "fork", "fresh" or "template"; `start_reason` says why it is not a plain fork.
@@ -38,8 +42,8 @@ class Worker:
         on_replies: called for each finished batch with its message and payload.
     """
 
-    def __init__(self, id: str, gpu_id: int | None) -> None:
-        self.id, self.gpu_id = id, gpu_id
+    def __init__(self, model: str, number: int, id: str, gpu_id: int | None) -> None:
+        self.model, self.number, self.id, self.gpu_id = model, number, id, gpu_id
         self.life = Life()
         self.start, self.start_reason = "fork", ""
         self.memory_bytes = 0
@@ -49,6 +53,7 @@ class Worker:
         self.on_replies: Callable[[Replies, memoryview], None] | None = None
         self.on_metrics: Callable[[list[str]], None] | None = None
         self.process: Process | None = None
+        self.pumps: list[OutputPump] = []  # of its stdout and stderr
         self._wire: _Wire | None = None
         self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         self._killed_for = ""
@@ -187,6 +192,8 @@ class Worker:
     def _stopped(self) -> None:
         if self._wire is not None:
             self._wire.close()
+        while self.pumps:  # a process that it left behind may hold the other ends
+            self.pumps.pop().close()
         if self.state is not State.STOPPED:
             self.life.move(Event.EXITED)
         if not self._loaded.done():
@@ -232,7 +239,10 @@ class Worker:
 
 
 class _Wire(asyncio.Protocol):
-    """The front's end of a worker's socket pair. Its end-of-file is a hint only."""
+    """The front's end of a worker's socket pair. Its end-of-file is a hint only.
+
+    What the socket does not take at once is kept: it is bounded by two batches of requests.
+    """
 
     def __init__(self, heard: Callable[[msgspec.Struct, memoryview], None]) -> None:
         self._heard = heard
@@ -245,10 +255,7 @@ class _Wire(asyncio.Protocol):
             self.lost.set_result(None)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
-        # Payloads are bounded by max_request_size × batch; waiting for the worker is its queue.
-        transport.set_write_buffer_limits(high=1 << 62)
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
     def data_received(self, data: bytes) -> None:
         try:

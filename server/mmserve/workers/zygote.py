@@ -152,9 +152,7 @@ class Link:
         if isinstance(message, Started):
             answer.set_result(message.pid)
         else:
-            answer.set_exception(
-                WorkersFailed(message.cause, out_of_memory=message.out_of_memory)
-            )
+            answer.set_exception(WorkersFailed(message.cause, out_of_memory=message.out_of_memory))
 
     def close(self) -> None:
         if self.is_closed:
@@ -215,7 +213,11 @@ class Zygote:
     async def running(self) -> AsyncIterator[Zygote]:
         loop = asyncio.get_running_loop()
         platform.become_subreaper()
-        loop.add_signal_handler(signal.SIGCHLD, self._reap_own_children)
+        # uvloop keeps SIGCHLD to itself in `add_signal_handler`; a handler of Python's runs in
+        # this thread too, between two steps of the loop.
+        before = signal.signal(
+            signal.SIGCHLD, lambda *_: loop.call_soon_threadsafe(self._reap_own_children)
+        )
         try:
             await self._launch()
             yield self
@@ -224,7 +226,7 @@ class Zygote:
             for task in list(self._restarts):
                 task.cancel()
             await self._end()
-            loop.remove_signal_handler(signal.SIGCHLD)
+            signal.signal(signal.SIGCHLD, before)
             os.close(self._liveness_read)
             os.close(self._liveness_write)
 
@@ -316,9 +318,7 @@ class Zygote:
             ConnectionError: it is gone.
             WorkersFailed: the system has no room for another process.
         """
-        return await self._started(
-            link, lambda ticket: Spawn(ticket, kind, dict(environ)), fds
-        )
+        return await self._started(link, lambda ticket: Spawn(ticket, kind, dict(environ)), fds)
 
     async def _started(
         self, link: Link, make: Callable[[int], msgspec.Struct], fds: Sequence[int]

@@ -1,0 +1,455 @@
+"""Every model of the server: its registration, its workers, its queue. Implements `port.Models`."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from datetime import UTC, datetime
+
+import msgspec
+
+from mmserve.config.settings import Settings
+from mmserve.errors import (
+    InvalidModel,
+    ModelExists,
+    ModelNotFound,
+    NoWorker,
+    ServeError,
+    ShuttingDown,
+    UnregisterTimedOut,
+    WorkersFailed,
+)
+from mmserve.models.fetching import Fetched, Fetcher
+from mmserve.models.port import ModelDescription, Progress, Registration, WorkerDescription
+from mmserve.scheduling.batcher import Batcher
+from mmserve.scheduling.dispatcher import Dispatcher
+from mmserve.scheduling.job import Job
+from mmserve.workers.blueprint import Blueprint
+from mmserve.workers.launcher import Launcher
+from mmserve.workers.life import State
+from mmserve.workers.pool import Policy, Pool, Slot
+from mmserve.workers.worker import Worker
+from mmserve.workers.zygote import Exit
+
+log = logging.getLogger("mmserve.models")
+
+DEFAULT_BATCH_DELAY_MS = 100
+_FIRST_PORT = 9000  # worker ids begin with it, as Multi Model Server's do; nothing listens there
+#: Seconds a killed process may take to be reaped before unregistering gives up on it.
+_REAP_LIMIT_S = 10.0
+
+Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
+
+
+class Model:
+    """One registered model."""
+
+    def __init__(
+        self,
+        name: str,
+        asked: Registration,
+        fetched: Fetched,
+        *,
+        is_startup: bool,
+    ) -> None:
+        self.name, self.asked, self.fetched, self.is_startup = name, asked, fetched, is_startup
+        self.min_workers = self.max_workers = 0
+        self.is_leaving = False
+        self.failure: WorkersFailed | None = None  # given up: max_worker_restarts is reached
+        self.pool: Pool
+        self.dispatcher: Dispatcher
+
+    def refuse_without_workers(self) -> None:
+        """A model of no workers, or whose workers were given up, takes no job."""
+        if self.failure is not None:
+            why: ServeError | None = NoWorker(self.name, f"Its workers fail: {self.failure.cause}")
+        elif not self.pool.slots:
+            why = NoWorker(self.name)
+        else:
+            why = None
+        self.dispatcher.refuse(why)
+
+
+class Registry:
+    """The house that keeps the models.
+
+    Args:
+        fetcher: brings archives.
+        launcher: starts workers.
+        spawn: starts a task that somebody owns.
+        environ: environment of the server, from which that of workers is made.
+        gpus: devices to hand out in turn.
+        on_metrics: gets finished metric lines of workers.
+        on_ready: told of each worker that is ready, with its model's name.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        fetcher: Fetcher,
+        launcher: Launcher,
+        *,
+        spawn: Spawn,
+        environ: Mapping[str, str],
+        gpus: int,
+        startup_workers: int,
+        on_metrics: Callable[[list[str]], None],
+        on_ready: Callable[[str, Worker], None],
+    ) -> None:
+        self._settings, self._fetcher, self._launcher = settings, fetcher, launcher
+        self._spawn, self._gpus = spawn, gpus
+        self._startup_workers = startup_workers
+        self._on_metrics, self._on_ready = on_metrics, on_ready
+        self._environ = worker_environment(environ, settings)
+        self._models: dict[str, Model] = {}
+        self._gpu_turn = 0
+        self._ports = itertools.count(_FIRST_PORT)
+        self._is_stopping = False
+        self._policy = Policy(
+            max_restarts=settings.max_worker_restarts,
+            max_requests=settings.worker_max_requests,
+            memory_limit=settings.worker_memory_limit,
+        )
+
+    # Jobs
+
+    def submit(self, name: str, job: Job) -> None:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(name)
+        model.dispatcher.submit(job)
+
+    def has(self, name: str) -> bool:
+        return name in self._models
+
+    # Registering
+
+    async def register(
+        self, asked: Registration, *, is_startup: bool = False
+    ) -> tuple[str, Progress]:
+        settings = self._settings
+        if self._is_stopping:
+            raise ShuttingDown
+        fetched = await self._fetcher.fetch(
+            asked.url,
+            model_name=asked.model_name,
+            handler=asked.handler,
+            runtime=asked.runtime,
+        )
+        workers = asked.initial_workers
+        if workers is None:
+            workers = self._startup_workers if is_startup else settings.default_workers_per_model
+        workers = max(0, workers)
+        try:
+            model = self._admit(asked, fetched, is_startup=is_startup)
+        except BaseException:
+            await fetched.lease.release()
+            raise
+        name = model.name
+        if not workers:
+            log.info("model registered", extra={"model": name, "url": asked.url})
+            return name, Progress.REGISTERED
+        slots = self._resize(model, workers, workers)
+        if not asked.synchronous:
+            return name, Progress.STARTED
+        failure = await first_failure(slots)
+        if failure is None:
+            log.info("model loaded", extra={"model": name, "url": asked.url, "workers": workers})
+            return name, Progress.DONE
+        if not model.is_leaving:
+            await self._remove(model, timeout_s=0)
+        raise failure
+
+    def _admit(self, asked: Registration, fetched: Fetched, *, is_startup: bool) -> Model:
+        """Takes the name. Raises ModelExists, InvalidModel."""
+        settings, name = self._settings, fetched.name
+        if name in self._models:
+            raise ModelExists(name)
+        model = Model(name, asked, fetched, is_startup=is_startup)
+        timeout_s = asked.response_timeout_s
+        if timeout_s is None:
+            timeout_s = settings.response_timeout_s
+        preload = settings.preload_model if asked.preload_model is None else asked.preload_model
+        blueprint = Blueprint(
+            model_name=name,
+            model_dir=fetched.directory,
+            handler=fetched.handler,
+            manifest=fetched.manifest_text,
+            batch_size=max(1, asked.batch_size),
+            decode_input=settings.decode_input_request,
+            max_response_size=settings.max_response_size,
+            environ=self._environ,
+            top_names=fetched.top_names,
+            names_libraries=fetched.names_libraries,
+            preload=preload,
+            executable=interpreter_for(fetched.runtime),
+        )
+        batcher = Batcher(
+            name,
+            settings.job_queue_size,
+            asked.batch_size,
+            self._batch_delay_s(asked),
+            max(settings.queue_wait_s, 0.001),
+        )
+        model.dispatcher = Dispatcher(
+            name, batcher, self._launcher.zygote, response_timeout_s=timeout_s
+        )
+        model.pool = Pool(
+            blueprint,
+            self._launcher,
+            _Workers(self, model),
+            self._policy,
+            spawn=self._spawn,
+            assign_gpu=self._next_gpu,
+            now_text=_now_text,
+            port=next(self._ports),
+        )
+        model.refuse_without_workers()
+        self._models[name] = model
+        return model
+
+    def _batch_delay_s(self, asked: Registration) -> float:
+        """`fill` waits as Multi Model Server does, `immediate` takes what is there; `auto` fills
+        where the registration names a delay."""
+        policy = self._settings.batch_policy
+        delay_ms = asked.max_batch_delay_ms
+        if policy == "immediate" or (policy == "auto" and delay_ms is None):
+            return 0.0
+        return max(0, DEFAULT_BATCH_DELAY_MS if delay_ms is None else delay_ms) / 1000
+
+    def _next_gpu(self) -> int | None:
+        if not self._gpus:
+            return None
+        self._gpu_turn = (self._gpu_turn + 1) % self._gpus
+        return self._gpu_turn
+
+    # Scaling
+
+    async def scale(
+        self, name: str, *, min_workers: int, max_workers: int, synchronous: bool
+    ) -> Progress:
+        model = self._find(name)
+        slots = self._resize(model, min_workers, max_workers)
+        if not synchronous:
+            return Progress.STARTED
+        leaving = [slot.task for slot in model.pool.leaving if slot.task is not None]
+        if leaving:
+            await asyncio.wait(leaving)
+        waiting = [slot for slot in model.pool.slots if not slot.first_attempt.done()]
+        failure = await first_failure(slots or waiting)
+        if failure is None:
+            return Progress.DONE
+        if model.is_leaving or any(not slot.is_wanted for slot in slots):
+            return Progress.PARTIAL  # another call changed its mind meanwhile
+        raise failure
+
+    def _resize(self, model: Model, low: int, high: int) -> list[Slot]:
+        """Starts or stops workers. The new ones."""
+        model.min_workers, model.max_workers = low, high
+        model.failure = None
+        pool, slots = model.pool, []
+        now = len(pool.slots)
+        wanted = 0 if low == 0 else min(max(now, low), high)
+        dead = [slot for slot in pool.slots if slot.is_given_up]
+        if dead:
+            pool.slots = [slot for slot in pool.slots if not slot.is_given_up]
+            now = len(pool.slots)
+        if wanted > now:
+            slots = pool.grow(wanted - now)
+        elif wanted < now:
+            leaving = pool.pick_leaving(now - wanted)
+            timeout_s = self._settings.unregister_model_timeout
+            self._spawn(pool.leave(leaving, timeout_s=timeout_s))
+            if not wanted:
+                self._spawn(pool.drop_template())
+        model.refuse_without_workers()
+        return slots
+
+    # Unregistering
+
+    async def unregister(self, name: str) -> None:
+        model = self._find(name)
+        await self._remove(model, timeout_s=self._settings.unregister_model_timeout)
+        log.info("model unregistered", extra={"model": name})
+
+    async def _remove(self, model: Model, *, timeout_s: float) -> None:
+        """Frees the name at once, and returns when the processes are reaped."""
+        model.is_leaving = True
+        self._models.pop(model.name, None)
+        model.dispatcher.forget_queue()
+        try:
+            async with asyncio.timeout(timeout_s + _REAP_LIMIT_S):
+                await model.pool.close(timeout_s=timeout_s)
+        except TimeoutError:
+            raise UnregisterTimedOut(model.name) from None
+        finally:
+            model.dispatcher.close()
+            await model.fetched.lease.release()
+
+    # Asking
+
+    def names(self) -> list[tuple[str, str]]:
+        return [(name, self._models[name].asked.url) for name in sorted(self._models)]
+
+    def describe(self, name: str) -> ModelDescription:
+        model = self._find(name)
+        asked, fetched = model.asked, model.fetched
+        delay_ms = asked.max_batch_delay_ms
+        return ModelDescription(
+            modelName=name,
+            modelVersion=fetched.version or msgspec.UNSET,
+            modelUrl=asked.url,
+            engine=fetched.engine or msgspec.UNSET,
+            runtime=fetched.runtime,
+            minWorkers=model.min_workers,
+            maxWorkers=model.max_workers,
+            batchSize=asked.batch_size,
+            maxBatchDelay=DEFAULT_BATCH_DELAY_MS if delay_ms is None else delay_ms,
+            loadedAtStartup=model.is_startup,
+            workers=[_describe(slot) for slot in model.pool.slots],
+            state="FAILED" if model.failure is not None else msgspec.UNSET,
+            cause=model.failure.cause if model.failure is not None else msgspec.UNSET,
+        )
+
+    def health(self) -> str:
+        wanted = sum(model.min_workers for model in self._models.values())
+        alive = sum(slot.is_alive for model in self._models.values() for slot in model.pool.slots)
+        if wanted == 0 or alive >= wanted:
+            return "Healthy"
+        return "Partial Healthy" if alive else "Unhealthy"
+
+    def sole_startup_model(self) -> str | None:
+        names = [name for name, model in self._models.items() if model.is_startup]
+        return names[0] if len(names) == 1 else None
+
+    def _find(self, name: str) -> Model:
+        model = self._models.get(name)
+        if model is None:
+            raise ModelNotFound(name)
+        return model
+
+    # Workers of a model
+
+    def worker_ready(self, model: Model, worker: Worker) -> None:
+        worker.on_metrics = self._on_metrics
+        self._on_ready(model.name, worker)
+        model.dispatcher.worker_ready(worker)
+
+    def workers_given_up(self, model: Model, cause: WorkersFailed) -> None:
+        if all(slot.is_given_up for slot in model.pool.slots):
+            model.failure = cause
+            model.refuse_without_workers()
+
+    async def failed_to_start(self) -> list[str]:
+        """Waits until every start-up model's workers have tried to start. Names that failed."""
+        models = [model for model in self._models.values() if model.is_startup]
+        failures = await asyncio.gather(*(first_failure(model.pool.slots) for model in models))
+        return [model.name for model, failure in zip(models, failures, strict=True) if failure]
+
+    # The end
+
+    async def close(self, *, timeout_s: float) -> None:
+        """Lets what runs and waits finish within the timeout, then ends all workers."""
+        self._is_stopping = True
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + timeout_s
+        models = list(self._models.values())
+        await asyncio.gather(*(self._finish(model, deadline) for model in models))
+        await asyncio.gather(
+            *(self._remove(model, timeout_s=max(0.0, deadline - loop.time())) for model in models),
+            return_exceptions=True,
+        )
+
+    async def _finish(self, model: Model, deadline: float) -> None:
+        loop = asyncio.get_running_loop()
+        while model.dispatcher.has_work and loop.time() < deadline:
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await model.dispatcher.without_work()
+            except TimeoutError:
+                break
+        model.dispatcher.refuse(ShuttingDown())
+
+
+class _Workers:
+    """Ties a pool to the dispatcher of its model."""
+
+    def __init__(self, registry: Registry, model: Model) -> None:
+        self._registry, self._model = registry, model
+
+    def worker_ready(self, worker: Worker) -> None:
+        self._registry.worker_ready(self._model, worker)
+
+    def worker_retired(self, worker: Worker) -> None:
+        self._model.dispatcher.worker_retired(worker)
+
+    def worker_gone(self, worker: Worker, how: Exit) -> None:
+        self._model.dispatcher.worker_gone(worker, how)
+
+    def workers_given_up(self, cause: WorkersFailed) -> None:
+        self._registry.workers_given_up(self._model, cause)
+
+
+async def first_failure(slots: list[Slot]) -> WorkersFailed | None:
+    """Waits until each slot has tried to start once, or one has failed."""
+    pending = {slot.first_attempt for slot in slots}
+    while pending:
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for attempt in done:
+            if (failure := attempt.result()) is not None:
+                return failure
+    return None
+
+
+def worker_environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:
+    """The server's environment without what `blacklist_env_vars` names, plus what workers read."""
+    hidden = re.compile(settings.blacklist_env_vars) if settings.blacklist_env_vars else None
+    kept = {k: v for k, v in environ.items() if hidden is None or not hidden.fullmatch(k)}
+    kept["MMS_DECODE_INPUT_REQUEST"] = "true" if settings.decode_input_request else "false"
+    return kept
+
+
+def interpreter_for(runtime: str) -> str:
+    """The interpreter of a `runtime`; "" for ours. Raises InvalidModel where there is none."""
+    if runtime == "python2":
+        raise InvalidModel("runtime python2 is not supported: handlers run on Python 3.")
+    return ""
+
+
+def _describe(slot: Slot) -> WorkerDescription:
+    worker = slot.worker
+    if worker is None:
+        return WorkerDescription(
+            id=slot.id,
+            startTime=slot.started,
+            status="LOADING",
+            gpu=slot.gpu_id is not None,
+            memoryUsage=0,
+        )
+    return WorkerDescription(
+        id=slot.id,
+        startTime=slot.started,
+        status=_STATUS[worker.state],
+        gpu=slot.gpu_id is not None,
+        memoryUsage=worker.memory_bytes,
+        pid=worker.pid,
+        start=worker.start,
+        startReason=worker.start_reason or None,
+    )
+
+
+#: The descriptor's enum has READY, LOADING and UNLOADING; a worker that failed will load again.
+_STATUS: Mapping[State, str] = {
+    State.STARTING: "LOADING",
+    State.LOADING: "LOADING",
+    State.READY: "READY",
+    State.DRAINING: "UNLOADING",
+    State.STOPPED: "LOADING",
+}
+
+
+def _now_text() -> str:
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
