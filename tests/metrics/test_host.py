@@ -1,3 +1,5 @@
+import subprocess
+import sys
 from pathlib import Path
 
 from mmserve.metrics.host import HostUsage, hostname
@@ -70,3 +72,11 @@ def test_what_is_not_told_is_left_out(tmp_path: Path) -> None:
         "DiskUsage",
         "DiskUtilization",
     }
+
+
+def test_a_sample_needs_no_library_that_takes_long_to_import() -> None:
+    program = (
+        "import sys; from mmserve.metrics.host import HostUsage; HostUsage().sample();"
+        "assert 'psutil' not in sys.modules"
+    )
+    assert subprocess.run([sys.executable, "-c", program], timeout=60).returncode == 0

@@ -107,6 +107,11 @@ class Outlet:
             self._failure = None
             self._report(f"{self.paper} can be written again")
 
+    def give_up(self, bug: Exception) -> None:
+        """Leaves out the batch at hand."""
+        self._rest = b""
+        self._report(f"lines for {self.paper} are lost: {bug!r}")
+
     def reopen(self) -> None:
         try:
             self.paper.reopen(time.time())
@@ -206,7 +211,10 @@ class Writer:
         wrote = False
         for outlet in self._outlets:
             wrote = wrote or outlet.has_more
-            outlet.drain()
+            try:
+                outlet.drain()
+            except Exception as bug:  # it costs these lines, and not all that come after
+                outlet.give_up(bug)
         for done in flushes:
             self._flushes.remove(done)
             done.set()
