@@ -264,8 +264,12 @@ def _end_child(pid: int) -> None:
 # Stop
 
 
-def stop(environ: Mapping[str, str]) -> int:
+def stop(environ: Mapping[str, str], margin_s: float = STOP_MARGIN_S) -> int:
     """Ends the server that the pid file names: running requests first, then force.
+
+    Args:
+        environ: decides where the pid file is.
+        margin_s: what the server gets on top of its own `stop_timeout_seconds`.
 
     Returns:
         The exit code: 0 when no server is left, 1 when none was found or it may not be stopped.
@@ -286,7 +290,7 @@ def stop(environ: Mapping[str, str]) -> int:
         return 0
     with server:
         try:
-            _end(server)
+            _end(server, margin_s)
         except PermissionError:
             return _refuse(f"Process {pid} is the server of another user; it was not stopped.")
     launch.remove_pid(pid_file, pid)
@@ -294,17 +298,17 @@ def stop(environ: Mapping[str, str]) -> int:
     return 0
 
 
-def _end(server: OtherProcess) -> None:
+def _end(server: OtherProcess, margin_s: float) -> None:
     import contextlib
     import signal
 
-    limit_s = _stop_timeout_s(server) + STOP_MARGIN_S
+    limit_s = _stop_timeout_s(server) + margin_s
     with contextlib.suppress(ProcessLookupError):
         server.signal(signal.SIGTERM)
         if not server.wait(limit_s):
             print(f"Model server did not stop within {limit_s:g} s and is killed.", flush=True)
             server.signal(signal.SIGKILL)
-            server.wait(STOP_MARGIN_S)
+            server.wait(STOP_MARGIN_S)  # the kernel is taking it apart
 
 
 def _server(pid: int) -> OtherProcess | None:

@@ -126,17 +126,18 @@ other defaults.
 
 Java's rules for properties: `key=value`, `key: value` or `key value`; `#` and `!` begin a comment;
 a backslash at the end of a line continues it, and `\\t`, `\\n`, `\\uXXXX` and `\\\\` are escapes.
-The file is UTF-8, or Latin-1 where it is not valid UTF-8. Of two lines with one key the later counts.
+The file is UTF-8, or Latin-1 where it is not valid UTF-8. Of two lines with one key the later one
+counts.
 
 * Only `true` is true, in any letter case (`decode_input_request`: in lower case); all else is
   false, with a warning. `preload_model` takes yes, true, y, 1, no, false, n or 0, and nothing else.
 * Numbers are plain digits: `10MB` and `1e7` are refused. Blanks around a number do not matter.
 * An empty value means "not set", where that is the default.
 * Relative paths are relative to the directory in which the server was started.
-* Addresses are `http://HOST[:PORT]`, `https://HOST[:PORT]` or `unix:/ABSOLUTE/PATH`, without a slash
-  at the end; IPv6 is written `http://[::1]:8080`. Where the port is missing it is 80 for `http` and
-  443 for `https`, for management 8081 and 8444. Port 0 is any that is free. Two equal addresses make
-  one listener that serves both APIs.
+* Addresses are `http://HOST[:PORT]`, `https://HOST[:PORT]` or `unix:/ABSOLUTE/PATH`, without a
+  slash at the end; IPv6 is written `http://[::1]:8080`. Where the port is missing it is 80 for
+  `http` and 443 for `https`, for management 8081 and 8444. Port 0 is any that is free. Two equal
+  addresses make one listener that serves both APIs.
 * GPUs are those that `nvidia-smi` lists within {gpus.QUERY_LIMIT_S:g} s, fewer where
   `CUDA_VISIBLE_DEVICES` says so; none where it fails. CPUs are those the scheduler may use, or the
   quota of the control group, rounded up, if that is less.

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 QUERY_LIMIT_S = 10.0
 
 
-def detected(environ: Mapping[str, str]) -> int:
+def detected(environ: Mapping[str, str], limit_s: float = QUERY_LIMIT_S) -> int:
     """GPUs that a process with this environment can use; 0 for any failure to find out."""
     if not (tool := _on_path("nvidia-smi", environ)):
         return 0
-    return visible(_query(tool, environ), environ.get("CUDA_VISIBLE_DEVICES"))
+    return visible(_query(tool, environ, limit_s), environ.get("CUDA_VISIBLE_DEVICES"))
 
 
 def visible(count: int, devices: str | None) -> int:
@@ -43,7 +43,7 @@ def _on_path(name: str, environ: Mapping[str, str]) -> str | None:
     return None
 
 
-def _query(tool: str, environ: Mapping[str, str]) -> int:
+def _query(tool: str, environ: Mapping[str, str], limit_s: float) -> int:
     import signal  # seldom needed, and slow to import
     import subprocess
 
@@ -59,7 +59,7 @@ def _query(tool: str, environ: Mapping[str, str]) -> int:
     except OSError:
         return 0
     try:
-        said, _ = process.communicate(timeout=QUERY_LIMIT_S)
+        said, _ = process.communicate(timeout=limit_s)
     except subprocess.TimeoutExpired:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
