@@ -22,8 +22,10 @@ def test_a_life_follows_the_table_and_tells_its_story(events: list[Event]) -> No
     life = Life()
     for event in events:
         if (life.state, event) in TRANSITIONS:
-            assert life.move(event) is TRANSITIONS[life.story[-2][1] if life.story[1:] else
-                                                   State.STARTING, event]
+            assert (
+                life.move(event)
+                is TRANSITIONS[life.story[-2][1] if life.story[1:] else State.STARTING, event]
+            )
         else:
             with pytest.raises(InvalidTransition, match=f"cannot take '{event.value}'"):
                 life.move(event)

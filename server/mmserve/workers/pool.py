@@ -215,16 +215,14 @@ class Pool:
         try:
             worker = slot.worker = await self._launch(slot, worker)
         except WorkersFailed as failure:
-            await worker.kill(self._launcher.zygote)
-            await worker.stop(self._launcher.zygote)
+            await worker.stop(self._launcher.zygote, grace_s=0)
             if slot.is_wanted:
                 log.warning("worker failed to start", extra=self._fields(slot, cause=failure.cause))
             slot.attempted(failure)
             return 0, 0.0
         except Exception:
             log.exception("worker failed to start", extra=self._fields(slot))
-            await worker.kill(self._launcher.zygote)
-            await worker.stop(self._launcher.zygote)
+            await worker.stop(self._launcher.zygote, grace_s=0)
             slot.attempted(WorkersFailed("an internal error; the log has it"))
             return 0, 0.0
         if worker.state is State.READY:
@@ -261,9 +259,11 @@ class Pool:
         try:
             new = await self._launch(slot, new)
         except WorkersFailed as failure:
-            await new.kill(self._launcher.zygote)
-            await new.stop(self._launcher.zygote)
+            await new.stop(self._launcher.zygote, grace_s=0)
             log.warning("no successor for a worker", extra=self._fields(slot, cause=failure.cause))
+            return None
+        if not slot.is_wanted:  # it was stopped meanwhile, and with it the old one
+            await new.stop(self._launcher.zygote)
             return None
         slot.worker = new
         self._announce(slot, new)
@@ -313,9 +313,8 @@ class Pool:
                 worker = self._new_worker(slot)
                 try:
                     self._template = await self._launcher.launch_template(worker, self.blueprint)
-                except WorkersFailed:
-                    await worker.kill(self._launcher.zygote)
-                    await worker.stop(self._launcher.zygote)
+                except BaseException:  # cancelled, too: its process may be there
+                    self._spawn(worker.stop(self._launcher.zygote, grace_s=0))
                     raise
                 if not self._template.can_fork:
                     worker.start_reason = self._template.why_not

@@ -109,16 +109,16 @@ class Link:
             if sent < len(data):
                 await self._loop.sock_sendall(self._socket, data[sent:])
 
-    async def start(self, make: Callable[[int], msgspec.Struct], fds: Sequence[int]) -> int:
-        """Sends a Start or Spawn; the pid. Raises WorkersFailed, ConnectionError."""
+    async def start(self, order: Start | Spawn, fds: Sequence[int]) -> int:
+        """Sends the order under a ticket; the pid. Raises WorkersFailed, ConnectionError."""
         self._tickets += 1
-        ticket = self._tickets
-        answer = self._waiting[ticket] = self._loop.create_future()
+        order = msgspec.structs.replace(order, ticket=self._tickets)
+        answer = self._waiting[order.ticket] = self._loop.create_future()
         try:
-            await self.send(make(ticket), fds)
+            await self.send(order, fds)
             return await answer
         finally:
-            self._waiting.pop(ticket, None)
+            self._waiting.pop(order.ticket, None)
 
     async def _writable(self) -> None:
         done = self._loop.create_future()
@@ -235,9 +235,12 @@ class Zygote:
         fds = (theirs.fileno(), self._liveness_read)
         words = [sys.executable, "-I", "-m", "mmserve.zygote"]
         words += ["--control", str(fds[0]), "--liveness", str(fds[1])]
-        environ = self._environ | {k: v for k, v in SINGLE_THREADED.items()}
-        process = subprocess.Popen(
-            words, env=environ, pass_fds=fds, stdin=subprocess.DEVNULL, start_new_session=True
+        process = subprocess.Popen(  # noqa: ASYNC220 - it takes two milliseconds, once
+            words,
+            env=self._environ | SINGLE_THREADED,
+            pass_fds=fds,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
         )
         process.returncode = 0  # reaped by `_reap_own_children`, not by subprocess
         theirs.close()
@@ -259,7 +262,7 @@ class Zygote:
         assert self._link is not None
         try:
             library.pid = await self._link.start(
-                lambda ticket: Start(ticket, "library", environ, self._imports),
+                Start(0, "library", environ, self._imports),
                 (null, 1, 2, theirs.fileno()),
             )
             self._expect(library.pid)
@@ -285,6 +288,8 @@ class Zygote:
                     await gone
             except TimeoutError:
                 os.kill(self._pid, signal.SIGKILL)
+        for pid in list(self._exits):  # it reports no more, and has ended them all
+            self._ended(pid, Exit(-signal.SIGKILL))
 
     # Starting and signalling
 
@@ -296,14 +301,12 @@ class Zygote:
         Raises:
             WorkersFailed: the system has no room for another process.
         """
+        order = Start(0, kind, dict(environ), [], executable)
         while True:
             await self._ready.wait()
             assert self._link is not None
-            link, order = self._link, dict(environ)
             try:
-                return await self._started(
-                    link, lambda ticket: Start(ticket, kind, order, [], executable), fds
-                )
+                return await self._started(self._link, order, fds)
             except ConnectionError:
                 if self._is_stopping:
                     raise WorkersFailed("the server is stopping") from None
@@ -318,15 +321,13 @@ class Zygote:
             ConnectionError: it is gone.
             WorkersFailed: the system has no room for another process.
         """
-        return await self._started(link, lambda ticket: Spawn(ticket, kind, dict(environ)), fds)
+        return await self._started(link, Spawn(0, kind, dict(environ)), fds)
 
-    async def _started(
-        self, link: Link, make: Callable[[int], msgspec.Struct], fds: Sequence[int]
-    ) -> Process:
+    async def _started(self, link: Link, order: Start | Spawn, fds: Sequence[int]) -> Process:
         # Who is forked by another than the zygote may be reported dead before it is reported born.
         self._starting += 1
         try:
-            pid = await link.start(make, fds)
+            pid = await link.start(order, fds)
             return Process(pid, self._expect(pid))
         finally:
             self._starting -= 1
