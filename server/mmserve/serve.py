@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmserve.config import report
 from mmserve.config.launch import (
     Arguments,
     announce_ready,
@@ -26,7 +27,6 @@ from mmserve.config.launch import (
     temp_dir,
 )
 from mmserve.config.load import Loaded, load_settings
-from mmserve.config import report
 from mmserve.config.settings import Settings
 from mmserve.errors import ConfigurationError, ServeError
 from mmserve.frontend.api import Api
@@ -87,7 +87,7 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
         import uvloop
     except ImportError:  # an extra of speed, not of function
         return None
-    return uvloop.new_event_loop  # type: ignore[no-any-return]
+    return uvloop.new_event_loop
 
 
 def _leaves(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
@@ -175,7 +175,7 @@ class Server:
             gpus=settings.number_of_gpu or 0,
             cpus=settings.cpu_count,
         )
-        log.info(banner)
+        self._journal.server(logging.INFO, log.name, banner)
         for line in report.lines(self._loaded):
             log.debug(line)
         for notice in self._loaded.notices:
@@ -267,17 +267,23 @@ class Server:
         limit_s = self._settings.stop_timeout_seconds
         log.info("stopping", extra={"limit_s": limit_s})
         deadline = time.monotonic() + limit_s + _CUT_S
-        drains = [asyncio.ensure_future(listener.drain(deadline)) for listener in listeners]
-        closing = asyncio.ensure_future(registry.close(timeout_s=limit_s))
-        hurry = asyncio.ensure_future(self._hurry.wait())
-        everything = asyncio.gather(closing, *drains)
-        await asyncio.wait({everything, hurry}, return_when=asyncio.FIRST_COMPLETED)
+
+        async def politely() -> None:
+            await asyncio.gather(
+                registry.close(timeout_s=limit_s),
+                *(listener.drain(deadline) for listener in listeners),
+            )
+
+        stopping = asyncio.create_task(politely())
+        hurry = asyncio.create_task(self._hurried())
+        await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
         hurry.cancel()
-        if not everything.done():
-            log.warning("stopping at once")
-            everything.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await everything
+        stopping.cancel()
+        await asyncio.wait({stopping, hurry})
+
+    async def _hurried(self) -> None:
+        await self._hurry.wait()
+        log.warning("stopping at once")
 
     # What is logged
 

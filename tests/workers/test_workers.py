@@ -355,7 +355,7 @@ def test_descriptors_and_zombies_do_not_pile_up(write: Write) -> None:
 
             def held() -> int:
                 pids = ("self", str(house.zygote.pid))
-                return sum(len(os.listdir(f"/proc/{pid}/fd")) for pid in pids)
+                return sum(len(list(Path(f"/proc/{pid}/fd").iterdir())) for pid in pids)
 
             await cycle()
             before = held()

@@ -270,7 +270,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
         ),
     ] = "auto"
     log_to: Annotated[
-        Literal["files", "stdout"],
+        Literal["files", "stdout", "both"],
         _own(
             "Where log lines go. `stdout` on SageMaker, and where the log folder cannot be written."
         ),

@@ -166,7 +166,8 @@ class Launcher:
             self._listen(worker, stream, lines)
 
         loop = asyncio.get_running_loop()
-        worker.pumps.append(OutputPump(loop, fd, heard, reader=OutputReader(from_worker)))
+        metric = from_worker if stream == "stdout" else None
+        worker.pumps.append(OutputPump(loop, fd, heard, reader=OutputReader(metric)))
 
 
 def _load_order(blueprint: Blueprint, worker: Worker) -> Load:
