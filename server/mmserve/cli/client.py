@@ -103,7 +103,7 @@ class Client:
                 "--ca-file names one to trust, --insecure takes any"
             ) from None
         except (OSError, http.client.HTTPException, UnicodeError) as error:  # last: a host name
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            reason = getattr(error, "strerror", None) or str(error).strip() or type(error).__name__
             raise Unreachable(
                 f"no server answers at {self.address.url}: {reason}; --address names another place"
             ) from None

@@ -199,8 +199,9 @@ def _become_front(arguments: Arguments, pid_file: str) -> int:
     launch.write_pid(pid_file, os.getpid())
     try:
         os.execv(words[0], words)
-    finally:  # only a failed exec comes here
+    except OSError as error:
         launch.remove_pid(pid_file, os.getpid())
+        return _refuse(f"{words[0]} cannot be run: {error.strerror}")
 
 
 def _start_front(arguments: Arguments, pid_file: str) -> int:
@@ -235,7 +236,8 @@ def _exec_detached(words: list[str], ready_fd: int) -> None:
         os.set_inheritable(ready_fd, True)
         os.execv(words[0], words)
     except OSError as error:
-        os.write(2, f"{words[0]} cannot be run: {error}\n".encode(errors="backslashreplace"))
+        said = f"{words[0]} cannot be run: {error.strerror}\n"
+        os.write(2, said.encode(errors="backslashreplace"))
     finally:
         os._exit(127)
 
