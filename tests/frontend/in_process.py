@@ -7,11 +7,10 @@ import json
 from collections.abc import Coroutine, Mapping
 from typing import Any
 
-from tests.frontend.fake_models import FakeModels
-
 from mmserve.config.settings import Settings
 from mmserve.frontend.api import Api
 from mmserve.frontend.http import Application, Exchange, Request, Response
+from tests.frontend.fake_models import FakeModels
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}

@@ -4,12 +4,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.frontend.fake_models import FakeModels
-from tests.frontend.in_process import FORM, House, RecordingExchange, Reply, request
 
 from mmserve.errors import BadRequest, PredictionFailed, ServeError, WorkerDied
 from mmserve.frontend.http import Response
 from mmserve.scheduling.job import Job, Result
+from tests.frontend.fake_models import FakeModels
+from tests.frontend.in_process import FORM, House, RecordingExchange, Reply, request
 
 PREDICT_ROUTES = [
     "/predictions/m",

@@ -4,12 +4,12 @@ from collections.abc import Coroutine
 from typing import Any
 
 import pytest
-from tests.frontend.fake_models import FakeModels
-from tests.frontend.in_process import JSON, House, RecordingExchange, Reply, request
 
 from mmserve.config.settings import Settings
 from mmserve.frontend.api import Api
 from mmserve.models.port import Progress, Registration
+from tests.frontend.fake_models import FakeModels
+from tests.frontend.in_process import JSON, House, RecordingExchange, Reply, request
 
 
 def house(*names: str, **settings: Any) -> House:

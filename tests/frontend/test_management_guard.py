@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.frontend.fake_models import FakeModels
 from tests.frontend.in_process import House
 
