@@ -1,0 +1,5 @@
+"""`mms.metrics.dimension`."""
+
+from mmserve.runtime.metrics_store import Dimension
+
+__all__ = ["Dimension"]
