@@ -1,0 +1,474 @@
+"""The fetcher: the process that does all disk and network work on archives.
+
+Started by `fetching.py` as `python -I -m mmserve.models.fetcher FD`; ends when the other end of the
+socket does. It runs nothing that an archive holds. Each order has a thread, so that a download
+that hangs holds up nobody; what must outlive the process lies on the disk (`cache.py`).
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import errno
+import os
+import resource
+import signal
+import socket
+import stat
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from mmserve.errors import DownloadFailed, InvalidModel, ServeError, SourceNotFound, StorageFailed
+from mmserve.models import folder, startup
+from mmserve.models.archive import unpack
+from mmserve.models.cache import Cache, Entry, file_key
+from mmserve.models.digest import FileDigest
+from mmserve.models.disk import storage_failed
+from mmserve.models.download import Sink, Watch, download_http, download_s3
+from mmserve.models.layout import Layout, folder_names, names_any, read_layout
+from mmserve.models.limits import Rules
+from mmserve.models.manifest import Resolved, resolve
+from mmserve.models.orders import (
+    Answer,
+    Brought,
+    Cancel,
+    Configure,
+    Done,
+    Failed,
+    Fetch,
+    Frames,
+    Listed,
+    ListStartup,
+    Order,
+    Release,
+    Sweep,
+    frame,
+)
+from mmserve.models.packed import Pacing, Packed
+from mmserve.models.source import (
+    Remote,
+    is_allowed,
+    is_within,
+    local_path,
+    not_in_store,
+    parse_remote,
+    scheme_of,
+    shown,
+)
+
+_NICENESS = 10
+_MAX_DOWNLOADS = 16  # at once; more wait. Apart from the rest, so that they do not hold it up
+_MAX_UNPACKING = 8
+_MAX_CHORES = 2
+
+#: A bomb or a memory-hungry library ends here, not in the machine's memory.
+_MAX_MEMORY_BYTES = 8 << 30
+_MAX_FILE_BYTES = 256 << 30
+_MAX_OPEN_FILES = 1024
+
+
+class Cancelled(Exception):
+    """Nobody waits for the model any more, or for an error."""
+
+
+_NO_SUCH_PATH = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENXIO)
+
+
+class Job:
+    """One fetch on its way. Stopped from the main thread."""
+
+    def __init__(self, total_s: float) -> None:
+        self.watch = Watch(total_s)
+        self.is_cancelled = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.watch.stop("it was cancelled")
+
+    def check(self) -> None:
+        if self.is_cancelled:
+            raise Cancelled
+
+
+class Fetcher:
+    """Does the work of orders, each in the thread that calls."""
+
+    def __init__(self, configure: Configure) -> None:
+        self._configure = configure
+        self._cache: Cache | None = None
+        if configure.root:
+            self._cache = Cache(Path(configure.root), Path(configure.home))
+        self._locks: dict[str, tuple[threading.Lock, int]] = {}
+        self._locks_lock = threading.Lock()
+
+    @property
+    def cache(self) -> Cache:
+        if self._cache is None:
+            raise StorageFailed(self._configure.trouble)
+        return self._cache
+
+    def clear_leftovers(self) -> None:
+        if self._cache is not None:
+            self._cache.clear_leftovers(self._configure.tokens)
+
+    def fetch(self, order: Fetch, job: Job) -> Brought:
+        """Raises ServeError; nothing is left behind then."""
+        scheme = scheme_of(order.url, self._configure.rules)
+        if scheme is not None:
+            return self._fetch_remote(order, job, scheme)
+        return self._fetch_local(order, job, local_path(order.url, order.store))
+
+    def release(self, order: Release) -> Done:
+        self.cache.release(order.token, keep=order.keep)
+        return Done(order.id)
+
+    def list_startup(self, order: ListStartup) -> Listed:
+        """Raises nothing: what is wrong becomes a warning."""
+        if not startup.is_all(order.load_models):
+            found = startup.in_list(order.load_models)
+        elif not order.store:
+            found = startup.StartupList([], ["load_models is ALL, but there is no model_store"])
+        else:
+            try:
+                with os.scandir(order.store) as entries:
+                    found = startup.in_store([(entry.name, entry.is_dir()) for entry in entries])
+            except OSError as error:
+                text = str(storage_failed("read the model store", order.store, error))
+                found = startup.StartupList([], [text])
+        return Listed(order.id, found.models, found.warnings)
+
+    def sweep(self, order: Sweep) -> Done:
+        for path in order.folders:
+            folder.clear(Path(path))
+        return Done(order.id)
+
+    # Local
+
+    def _fetch_local(self, order: Fetch, job: Job, path: Path) -> Brought:
+        assert order.store
+        bounds = None if Path(order.store) == Path("/") else Path(order.store).resolve()
+        try:
+            # Not blocking: the path may be a pipe's.
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in _NO_SUCH_PATH:
+                raise not_in_store(order.url) from None
+            raise storage_failed("read", path, error) from error
+        except ValueError:  # text that no file name can be
+            raise not_in_store(order.url) from None
+        with contextlib.closing(_Descriptor(fd)):
+            if bounds is not None and not is_within(path, bounds):
+                raise not_in_store(order.url, "it is a link that leads out of the store")
+            status = os.fstat(fd)
+            if stat.S_ISDIR(status.st_mode):
+                return self._brought(order, read_layout(path, bounds), None)
+            if not stat.S_ISREG(status.st_mode):
+                raise not_in_store(order.url, "it is neither a file nor a directory")
+            with _named(order.url):
+                return self._fetch_file(order, job, fd, path)
+
+    def _fetch_file(self, order: Fetch, job: Job, fd: int, path: Path) -> Brought:
+        before = os.fstat(fd)
+        lock_name = f"{before.st_dev}-{before.st_ino}"
+        with self._one_at_a_time(lock_name):
+            job.check()
+            key = file_key(before, time.time_ns())
+            digest = self.cache.recall(key) if key else None
+            entry = self.cache.take(digest) if digest else None
+            if entry is not None:
+                return self._settled(order, entry, is_new=False)
+            source = Packed(fd, before.st_size, str(path))
+            if digest is None and self.cache.may_have(before.st_size):
+                digest = FileDigest(source).text()
+                entry = self.cache.take(digest)
+                if entry is not None:
+                    return self._settled(order, entry, is_new=False, key=key)
+            return self._unpack(order, job, source, digest, before, key)
+
+    # Remote
+
+    def _fetch_remote(self, order: Fetch, job: Job, scheme: str) -> Brought:
+        configure = self._configure
+        if scheme == "file":
+            return self._fetch_file_url(order, job)
+        if scheme not in ("http", "https", "s3"):
+            raise SourceNotFound(
+                f"Invalid model url: {shown(order.url)} (there is no way to fetch {scheme}://)"
+            )
+        if scheme == "s3":
+            remote = Remote(url=order.url, scheme="s3", host="", port=None, target="")
+        else:
+            remote = parse_remote(order.url)
+        if not is_allowed(order.url, configure.rules):
+            raise SourceNotFound(
+                f"Invalid model url: {remote.shown} (allowed_urls does not allow it)"
+            )
+        limits = configure.download_limits
+        with self.cache.workplace() as workplace, job.watch as watch:
+            path = workplace / "download"
+            try:
+                fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            except OSError as error:
+                raise storage_failed("write", path, error) from error
+            with contextlib.closing(_Descriptor(fd)):
+                sink = Sink(fd, str(path), limits, remote.shown)
+                room = self.cache.make_room
+                try:
+                    if scheme == "s3":
+                        download_s3(remote, sink, limits=limits, watch=watch, make_room=room)
+                    else:
+                        download_http(
+                            remote,
+                            sink,
+                            rules=configure.rules,
+                            limits=limits,
+                            watch=watch,
+                            make_room=room,
+                        )
+                except DownloadFailed:
+                    job.check()
+                    raise
+                path.unlink()
+                digest = sink.digest.text()
+                with self._one_at_a_time(digest), _named(remote.shown):
+                    job.check()
+                    entry = self.cache.take(digest)
+                    if entry is not None:
+                        return self._settled(order, entry, is_new=False)
+                    source = Packed(fd, sink.size, str(path))
+                    return self._unpack(order, job, source, digest)
+
+    def _fetch_file_url(self, order: Fetch, job: Job) -> Brought:
+        path = order.url.partition("://")[2].removeprefix("localhost")
+        order = msgspec.structs.replace(order, store="/")
+        return self._fetch_local(order, job, local_path(path, "/"))
+
+    # Both
+
+    def _unpack(
+        self,
+        order: Fetch,
+        job: Job,
+        source: Packed,
+        digest: str | None,
+        before: os.stat_result | None = None,
+        key: str | None = None,
+    ) -> Brought:
+        with self.cache.workplace() as workplace:
+            tree = workplace / "tree"
+            try:
+                tree.mkdir()
+            except OSError as error:
+                raise storage_failed("write", tree, error) from error
+            hashing = FileDigest(source) if digest is None else None
+            try:
+                pacing = Pacing(job.check, self.cache.make_room)
+                unpack(
+                    source.fd,
+                    str(tree),
+                    name=source.name,
+                    limits=self._configure.limits,
+                    pacing=pacing,
+                )
+                # Before anybody else can see it: a manifest that will not do leaves no trace.
+                self._resolved(order, read_layout(tree, tree.resolve()))
+                if hashing is not None:
+                    digest = hashing.text()
+            finally:
+                if hashing is not None:
+                    hashing.stop()
+            assert digest is not None
+            if before is not None and _looks(os.fstat(source.fd)) != _looks(before):
+                raise InvalidModel("The file changed while it was read; try again.")
+            job.check()
+            entry = self.cache.admit(digest, source.size, workplace)
+        return self._settled(order, entry, is_new=True, key=key)
+
+    def _settled(
+        self, order: Fetch, entry: Entry, *, is_new: bool, key: str | None = None
+    ) -> Brought:
+        try:
+            if key is not None:
+                self.cache.remember(key, entry)
+            return self._brought(order, read_layout(entry.tree, entry.tree.resolve()), entry)
+        except BaseException:
+            self.cache.release(entry.token, keep=not is_new)
+            raise
+
+    def _brought(self, order: Fetch, layout: Layout, entry: Entry | None) -> Brought:
+        resolved = self._resolved(order, layout)
+        directory = Path(layout.directory)
+        top_names = layout.top_names
+        module, handler_folder = _handler_module(resolved.handler)
+        if handler_folder:  # `dir/module.py:function` puts `dir` on the module path
+            top_names = sorted({*top_names, *folder_names(directory / handler_folder)})
+        has_handler = module in top_names or module in layout.code_names
+        return Brought(
+            id=order.id,
+            directory=layout.directory,
+            resolved=resolved,
+            manifest=layout.manifest,
+            digest=entry.digest if entry else None,
+            token=entry.token if entry else "",
+            size=entry.size if entry else None,
+            top_names=top_names,
+            code_names=layout.code_names,
+            names_libraries=not has_handler or names_any(directory, self._configure.libraries),
+        )
+
+    def _resolved(self, order: Fetch, layout: Layout) -> Resolved:
+        return resolve(layout.manifest, order.overrides)
+
+    @contextlib.contextmanager
+    def _one_at_a_time(self, name: str) -> Iterator[None]:
+        """Whoever wants the same archive meanwhile waits, and then finds it unpacked."""
+        with self._locks_lock:
+            lock, users = self._locks.get(name, (threading.Lock(), 0))
+            self._locks[name] = lock, users + 1
+        try:
+            with lock:
+                yield
+        finally:
+            with self._locks_lock:
+                lock, users = self._locks.pop(name)
+                if users > 1:
+                    self._locks[name] = lock, users - 1
+
+
+class _Descriptor:
+    """An open file, for `contextlib.closing`."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def _looks(status: os.stat_result) -> tuple[int, int, int]:
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
+def _handler_module(handler: str) -> tuple[str, str]:
+    """Module and folder of a handler text: `dir/service.py:handle` is ("service", "dir")."""
+    path = handler.rpartition(":")[0] or handler
+    where, _, file_name = path.rpartition("/")
+    return file_name.removesuffix(".py"), where
+
+
+@contextlib.contextmanager
+def _named(url: str) -> Iterator[None]:
+    """Says in front of what is wrong with an archive which one it is."""
+    try:
+        yield
+    except InvalidModel as error:
+        if str(error).startswith(_SPEAKS_OF_ARCHIVE):
+            raise InvalidModel(f"{url}: {error}") from error
+        raise
+
+
+#: Not the texts of section 5.4 of the contract, which clients compare.
+_SPEAKS_OF_ARCHIVE = ("It is not", "The ")
+
+
+# The process
+
+
+class Service:
+    """Reads orders from a socket and answers them, until the other end is gone."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._sock = sock
+        self._sending = threading.Lock()
+        self._jobs: dict[int, Job] = {}
+        self._downloads = concurrent.futures.ThreadPoolExecutor(_MAX_DOWNLOADS)
+        self._unpacking = concurrent.futures.ThreadPoolExecutor(_MAX_UNPACKING)
+        self._chores = concurrent.futures.ThreadPoolExecutor(_MAX_CHORES)
+
+    def run(self) -> None:
+        frames = Frames()
+        decoder = msgspec.msgpack.Decoder(Order)
+        fetcher: Fetcher | None = None
+        rules = Rules()
+        while data := self._sock.recv(1 << 16):
+            for piece in frames.feed(data):
+                order = decoder.decode(piece)
+                if isinstance(order, Configure):
+                    fetcher, rules = Fetcher(order), order.rules
+                    fetcher.clear_leftovers()
+                    limit_s = order.download_limits.total_s
+                    continue
+                assert fetcher is not None, "the first message configures"
+                match order:
+                    case Fetch():
+                        job = self._jobs[order.id] = Job(limit_s)
+                        is_remote = scheme_of(order.url, rules) not in (None, "file")
+                        pool = self._downloads if is_remote else self._unpacking
+                        pool.submit(self._do, order.id, fetcher.fetch, order, job)
+                    case Cancel():
+                        if (cancelled := self._jobs.get(order.id)) is not None:
+                            cancelled.cancel()
+                    case Release():
+                        self._chores.submit(self._do, order.id, fetcher.release, order)
+                    case ListStartup():
+                        self._chores.submit(self._do, order.id, fetcher.list_startup, order)
+                    case Sweep():
+                        self._chores.submit(self._do, order.id, fetcher.sweep, order)
+
+    def _do(self, order_id: int, work: Callable[..., Answer], *arguments: object) -> None:
+        """One order, in its thread: the door where everything is caught."""
+        try:
+            answer = work(*arguments)
+        except ServeError as error:
+            answer = Failed(order_id, type(error).__name__, str(error))
+        except Cancelled:
+            answer = Failed(order_id, "StorageFailed", "The registration was cancelled.")
+        except Exception as error:
+            traceback.print_exc()
+            text = f"The model could not be fetched: {type(error).__name__}: {error}"
+            answer = Failed(order_id, "StorageFailed", text)
+        self._jobs.pop(order_id, None)
+        try:
+            data = frame(answer)
+        except UnicodeEncodeError:  # a path in no encoding, in a message or as a directory
+            data = frame(Failed(order_id, "InvalidModel", "A file name is in no known encoding."))
+        # An error: the front is gone, and the main thread is about to notice.
+        with self._sending, contextlib.suppress(OSError):
+            self._sock.sendall(data)
+
+
+def limit_process() -> None:
+    """Low priority, and bounds on memory, file size and descriptors."""
+    os.nice(_NICENESS)
+    os.umask(0o022)
+    for kind, value in (
+        (resource.RLIMIT_AS, _MAX_MEMORY_BYTES),
+        (resource.RLIMIT_FSIZE, _MAX_FILE_BYTES),
+        (resource.RLIMIT_NOFILE, _MAX_OPEN_FILES),
+        (resource.RLIMIT_CORE, 0),
+    ):
+        _, hard = resource.getrlimit(kind)
+        with contextlib.suppress(OSError, ValueError):
+            soft = value if hard == resource.RLIM_INFINITY else min(value, hard)
+            resource.setrlimit(kind, (soft, hard))
+
+
+def main() -> None:
+    # A terminal's Ctrl-C and a supervisor's SIGTERM to the group are the front's business.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    limit_process()
+    with contextlib.suppress(ConnectionError):
+        Service(socket.socket(fileno=int(sys.argv[1]))).run()
+    # Not `sys.exit`, which would wait for downloads that nobody wants.
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()
