@@ -18,7 +18,9 @@ _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,15}(?:\.[0-9]*)?|\.[0-9]+)")
 _LARGEST = 2**63 - 1  # what a signed 64-bit number holds
 _CONTROL = re.compile(r"[\0-\x1f\x7f\ud800-\udfff]")
-_MODULES = re.compile(r"[^\W\d]\w*(?:\.[^\W\d]\w*)*(?:,[^\W\d]\w*(?:\.[^\W\d]\w*)*)*")
+_NAME = r"[^\W\d]\w*"
+_MODULE = rf"{_NAME}(?:\.{_NAME})*(?::{_NAME})?"
+_MODULES = re.compile(rf"{_MODULE}(?:,{_MODULE})*")
 _SCHEMES = re.compile(r"(?:[a-z][a-z0-9+.-]*(?:,[a-z][a-z0-9+.-]*)*)?")
 _LIST_OF_URLS = re.compile(r",\s*[a-z0-9]+(?:\(s\)\?)?:")
 _YES, _NO = frozenset({"yes", "true", "y", "1"}), frozenset({"no", "false", "n", "0"})
@@ -180,7 +182,10 @@ _TEXT_FORMS: Mapping[str, tuple[Callable[[str, Key], str], str]] = {
     "address": (_address, addresses.ALLOWED),
     "regex": (_pattern, "a regular expression"),
     "header": (_header, "text in ASCII, for a header"),
-    "imports": (_shaped(_MODULES), "default, none, or a comma list of modules"),
+    "imports": (
+        _shaped(_MODULES),
+        "default, none, or a comma list of modules, each with an optional :name",
+    ),
     "schemes": (_shaped(_SCHEMES), "a comma list of URL schemes in lower case"),
 }
 

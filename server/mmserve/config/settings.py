@@ -167,7 +167,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
         str,
         _own(
             "What is imported once, before workers are forked: `default` (torch, torchvision and "
-            "what BERT needs of transformers), `none`, or a comma list of modules.",
+            "what BERT needs of transformers), `none`, or a comma list of `module` and "
+            "`module:name`.",
             form="imports",
         ),
     ] = "default"
