@@ -57,7 +57,8 @@ TURN = 64
 REMEMBERED_BYTES = 2048
 #: After an early error: seconds without a byte, seconds in all, and bytes read and thrown away.
 LINGER_S, LINGER_ALL_S, LINGER_BYTES = 2.0, 30.0, 64 << 20
-#: While draining, a connection that was waiting to be accepted has this long to say something.
+#: While draining: seconds for a client that was waiting to be accepted to say something, and
+#: for one that got an error to stop.
 LAST_WORD_S = 1.0
 #: Status shown to the observer for a request whose client left before the reply. Source: nginx.
 CLIENT_LEFT = 499
@@ -171,7 +172,11 @@ class Edge:
     def drain(self) -> None:
         """From now on no new request is taken; idle connections are closed."""
         self.is_draining = True
-        self.patience = {**self.patience, Phase.IDLE: min(LAST_WORD_S, self.limits.idle_s)}
+        self.patience = {
+            **self.patience,
+            Phase.IDLE: min(LAST_WORD_S, self.limits.idle_s),
+            Phase.LINGER: LAST_WORD_S,
+        }
         for connection in tuple(self.connections):
             connection.close_if_idle()
 

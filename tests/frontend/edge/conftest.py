@@ -76,7 +76,8 @@ class House:
         return self.run(enter())
 
     def close(self) -> None:
-        self.loop.call_soon_threadsafe(self._end.set)
+        if self._thread.is_alive():
+            self.loop.call_soon_threadsafe(self._end.set)
         self._thread.join(PATIENCE_S)
         assert not self._thread.is_alive()
 
@@ -119,7 +120,7 @@ class Client:
         else:
             self.socket = socket.create_connection(("127.0.0.1", where))
         self.socket.settimeout(PATIENCE_S)
-        self._rest = b""
+        self._rest = bytearray()
 
     def __enter__(self) -> Self:
         return self
@@ -131,9 +132,9 @@ class Client:
         self.socket.sendall(data)
 
     def reply(self, *, has_body: bool = True) -> Reply:
-        while b"\r\n\r\n" not in self._rest:
+        while (end := self._rest.find(b"\r\n\r\n")) < 0:
             self._more()
-        head, _, self._rest = self._rest.partition(b"\r\n\r\n")
+        head = self._take(end + 4)[:-4]
         first, *lines = head.decode("latin-1").split("\r\n")
         _, status, reason = first.split(" ", 2)
         headers = {}
@@ -144,8 +145,12 @@ class Client:
         size = int(headers.get("content-length", 0)) if has_body else 0
         while len(self._rest) < size:
             self._more()
-        body, self._rest = self._rest[:size], self._rest[size:]
-        return Reply(int(status), reason, headers, head, body)
+        return Reply(int(status), reason, headers, head, self._take(size))
+
+    def _take(self, size: int) -> bytes:
+        taken = bytes(self._rest[:size])
+        del self._rest[:size]
+        return taken
 
     def ask(self, data: bytes, *, has_body: bool = True) -> Reply:
         self.send(data)

@@ -34,8 +34,8 @@ def test_the_limit_is_exact() -> None:
 
 
 def test_a_bomb_costs_no_more_than_the_limit() -> None:
-    packer = zlib.compressobj(9, zlib.DEFLATED, 31)
-    bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(200)]) + packer.flush()
+    packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+    bomb = b"".join([packer.compress(bytes(1 << 20)) for _ in range(100)]) + packer.flush()
     inflater = Inflater(1 << 20)
     inflater.feed(bomb[:10])
     tracemalloc.start()
