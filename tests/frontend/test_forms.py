@@ -210,6 +210,16 @@ def test_parts_arrive_as_they_are(
     assert seen(MULTIPART, body) == expected
 
 
+@given(st.lists(st.binary().filter(lambda value: b"--B" not in value), min_size=1, max_size=4))
+def test_a_form_written_with_bare_line_feeds_is_read_too(values: list[bytes]) -> None:
+    body = b"".join(
+        b'--B\nContent-Disposition: form-data; name="%d"\nX-A: b\n\n%b\n' % (number, value)
+        for number, value in enumerate(values)
+    )
+    expected = {str(number): (value, None) for number, value in enumerate(values)}
+    assert seen(MULTIPART, body + b"--B--\n") == expected
+
+
 @given(st.binary(), st.binary(max_size=20))
 def test_any_multipart_body_is_read_or_is_the_clients_mistake(body: bytes, cut: bytes) -> None:
     for candidate in (body, b"--B" + body, part("a", body), part("a", b"1") + cut + END):
@@ -283,7 +293,8 @@ def test_the_boundary_is_found_however_it_is_written(content_type: str) -> None:
         (part("a", b"1").replace(b"--B", b"--C") + b"--C--", "boundary does not occur"),
         (part("a", b"1"), "cut off"),
         (part("a", b"1")[:-4], "cut off"),
-        (part("a", b"1").replace(b"\r\n", b"\n") + END, "cannot be read"),
+        (part("a", b"1").replace(b"\r\n", b"\n"), "cut off"),
+        (part("a", b"1").replace(b"\r\n", b"\r") + END, "cannot be read"),
         (b"--B\r\n\r\nv\r\n" + END, "Part 1 .* Content-Disposition"),
         (part("a", b"1") + b"--B\r\nContent-Disposition: form-data\r\n\r\nv\r\n" + END, "Part 2"),
         (b'--B\r\nContent-Disposition: attachment; name="a"\r\n\r\nv\r\n' + END, "Part 1"),

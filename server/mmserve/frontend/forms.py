@@ -182,14 +182,18 @@ def _multipart(boundary: str, body: bytes) -> Parameters:
         return []
     delimiter = b"--" + boundary.encode("latin-1", "replace")
     start = _first_delimiter(delimiter, body)
-    if body.count(b"\r\n" + delimiter) > MAX_FIELDS + 1:
+    if start:
+        body = body[start:]
+    if body.count(b"\n" + delimiter) > MAX_FIELDS + 1:
         # Counted first: a line that only begins like the delimiter costs the parser as much.
         raise _too_many_parts()
     if re.search(b"\r\n" + re.escape(delimiter) + b"[ \t]", body):
         # Blanks may stand there (RFC 2046, 5.1.1), but no client sends any, and versions of the
         # parser differ: to some the line is data, others step over it byte by byte.
         raise BadRequest("The multipart form has a boundary that blanks follow.")
-    collector = _Collector(body if start == 0 else body[start:])
+    if body.startswith(delimiter + b"\n"):
+        body = _framed_by_crlf(delimiter, body)
+    collector = _Collector(body)
     collector.run(delimiter[2:])
     return collector.parameters
 
@@ -204,6 +208,18 @@ def _first_delimiter(delimiter: bytes, body: bytes) -> int:
     if at < 0:
         raise BadRequest("The multipart form's boundary does not occur in the body.")
     return at + 2
+
+
+def _framed_by_crlf(delimiter: bytes, body: bytes) -> bytes:
+    """A form that was written by hand with bare line feeds, as the parser wants it.
+
+    Multi Model Server reads such forms. Values stay as they are.
+    """
+    framed = []
+    for section in (b"\n" + body).split(b"\n" + delimiter):
+        head, gap, value = section.partition(b"\n\n")
+        framed.append(head.replace(b"\n", b"\r\n") + (b"\r\n\r\n" + value if gap else b""))
+    return (b"\r\n" + delimiter).join(framed)[2:]
 
 
 class _Collector:

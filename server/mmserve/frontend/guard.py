@@ -11,6 +11,7 @@ import logging
 import socket
 from pathlib import Path
 
+from mmserve.config.addresses import parse as parse_address
 from mmserve.errors import ConfigurationError, Forbidden, Unauthorized
 from mmserve.frontend.http import Request
 
@@ -44,12 +45,15 @@ def _is_loopback_v6(packed: bytes) -> bool:
 
 
 def is_bound_to_loopback(address: str) -> bool:
-    """Whether a listener at this address of the settings is reachable by TCP from here only.
+    """Whether a listener at this `management_address` is reachable by TCP from here only.
 
     False for a unix socket too, which no browser reaches.
+
+    Raises:
+        ConfigurationError: it is no address.
     """
-    scheme, _, authority = address.partition("://")
-    return scheme.lower() in _DEFAULT_PORTS and is_loopback(split_port(authority)[0])
+    where = parse_address(address, "management_address")
+    return where.is_loopback and not where.is_unix
 
 
 def split_port(authority: str) -> tuple[str, str]:
