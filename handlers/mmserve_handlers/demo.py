@@ -109,14 +109,15 @@ def bar(value: float, width: int = 16) -> str:
 
 
 def drawing(rows: Sequence[Sequence[float]]) -> list[str]:
-    """A digit of 8 × 8 numbers from 0 to 16 as four lines of half blocks in 4 shades."""
-    shades = " ░▒▓█"
+    """A digit of 8 × 8 numbers from 0 to 16 as four lines of half blocks."""
+    ink = [[value > FULL_SCALE / 3 for value in row] for row in rows]
     return [
-        "".join(shades[min(4, round(value / FULL_SCALE * 4))] * 2 for value in row) for row in rows
+        "".join(" ▄▀█"[2 * upper + lower] for upper, lower in zip(*pair, strict=True))
+        for pair in zip(ink[0::2], ink[1::2], strict=True)
     ]
 
 
-def beside(pictures: Sequence[Sequence[str]], gap: int = 2) -> list[str]:
+def beside(pictures: Sequence[Sequence[str]], gap: int = 3) -> list[str]:
     """Pictures of equal height, side by side."""
     return [(" " * gap).join(rows).rstrip() for rows in zip(*pictures, strict=True)]
 
@@ -362,6 +363,9 @@ def serving(screen: Screen, config: Path, store: Path) -> Iterator[tuple[Client,
     screen.title("Server")
     screen.line(screen.paint(f"$ {Path(command[0]).name} {' '.join(command[1:])}", 2))
     log = store / "server.log"
+    # A temp folder and so a pid file of its own: another server may run here, or be stopped.
+    temp = tempfile.TemporaryDirectory(prefix="mmserve-demo-")
+    environ = os.environ | dict.fromkeys(("TMPDIR", "TEMP", "TMP"), temp.name)
     with log.open("wb") as output:
         # A session of its own: Ctrl-C in the terminal is ours to pass on, once.
         server = subprocess.Popen(
@@ -369,6 +373,7 @@ def serving(screen: Screen, config: Path, store: Path) -> Iterator[tuple[Client,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env=environ,
             start_new_session=True,
         )
     try:
@@ -384,6 +389,7 @@ def serving(screen: Screen, config: Path, store: Path) -> Iterator[tuple[Client,
             raise Failed(f"the server ended by itself:\n{_end_of(log)}")
     finally:
         _stop(screen, server)
+        temp.cleanup()
 
 
 def _until_ready(server: subprocess.Popen[bytes], address: Address, log: Path) -> None:
@@ -419,11 +425,17 @@ def _stop(screen: Screen, server: subprocess.Popen[bytes]) -> None:
 
 
 def load(screen: Screen, management: Client) -> None:
+    """Loads both models, and one of them a second time: that is what a busy server does."""
+    times = {}
     for name in ("minilm", "digits"):
         path = f"/models?url={name}.mar&initial_workers=1&synchronous=true"
         with screen.waiting(f"loading {name}"):
-            _, took = management.ask("POST", path)
-        screen.done(f"POST {path}", took)
+            _, times[name] = management.ask("POST", path)
+        note = " (torch is imported, once)" if name == "minilm" else ""
+        screen.done(f"POST {path}{note}", times[name])
+    management.ask("DELETE", "/models/minilm")
+    _, again = management.ask("POST", "/models?url=minilm.mar&initial_workers=1&synchronous=true")
+    screen.done("minilm taken out and loaded again", again)
 
 
 def ask_sentences(screen: Screen, inference: Client) -> None:
@@ -455,13 +467,11 @@ def ask_digits(screen: Screen, inference: Client, known: Digits) -> float:
         best = found["predictions"][0]
         right = int(best["label"]) == int(known.labels[index])
         mark = screen.paint("✓", 32) if right else screen.paint("✗", 31)
-        # The mark's colour codes have no width; the padding counts what is seen.
-        text = f"{best['label']} {best['probability']:4.0%}"
         pictures.append(drawing(image))
-        words.append(f"{mark} {text}".ljust(16 + len(mark) - 1))
-    for row in beside(pictures):
+        words.append(f"{mark} {best['label']} {best['probability']:4.0%}")  # as wide as a picture
+    for row in [*beside(pictures), ""]:
         screen.line(screen.paint(row, 36))
-    screen.line("  ".join(words).rstrip())
+    screen.line("   ".join(words))
     right_ones = 0
     start = time.monotonic()
     with screen.waiting("reading all held-out digits"):
