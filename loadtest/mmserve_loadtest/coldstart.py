@@ -92,8 +92,18 @@ def _load(server: Server, url: str) -> float:
     return took_s
 
 
-def _unload(server: Server) -> None:
+def _unload(server: Server, *, limit_s: float = 20.0) -> None:
+    """Returns when the model's processes are gone.
+
+    Multi Model Server answers earlier, and drops the connection of a registration that it gets
+    while it still cleans up.
+    """
+    worker = _predict(server)
     server.manage("DELETE", "/models/bert")
+    until = time.monotonic() + limit_s
+    while worker in server.pids() and time.monotonic() < until:
+        time.sleep(0.02)
+    time.sleep(0.2)
 
 
 def _predict(server: Server) -> int:

@@ -71,11 +71,13 @@ async def generate_while(plan: Plan, work: Awaitable[T]) -> tuple[Outcome, T]:
     Returns:
         What came of the requests that were due in that time, and of the work.
     """
-    async with asyncio.TaskGroup() as tasks:
-        working = asyncio.ensure_future(work)
-        sending = tasks.create_task(generate(plan, until=working))
+    working = asyncio.ensure_future(work)
+    sending = asyncio.create_task(generate(plan, until=working))
+    try:
         result = await working
-    return sending.result(), result
+    finally:
+        outcome = await sending
+    return outcome, result
 
 
 async def generate(

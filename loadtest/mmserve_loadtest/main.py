@@ -49,7 +49,7 @@ exit status of overhead and coldstart: 0 every bar is met, 1 one is missed, 3 on
 def main(argv: list[str] | None = None) -> int:
     arguments = _parser().parse_args(argv)
     # So that SIGTERM unwinds, and stops the servers, as Ctrl-C does.
-    signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, _interrupt)
     ticker = Ticker()
     try:
         return int(arguments.carry_out(arguments, ticker))
@@ -61,6 +61,8 @@ def main(argv: list[str] | None = None) -> int:
         ticker.done()
         print("mmserve-bench: stopped; the servers are stopped too", file=sys.stderr)
         return 130
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _interrupt(signum: int, frame: FrameType | None) -> None:

@@ -93,7 +93,11 @@ def write_bert(store: Path) -> str:
     (folder / "MAR-INF").mkdir(parents=True)
     (folder / "MAR-INF/MANIFEST.json").write_text(manifest("bert"), encoding="utf-8")
     (folder / "service.py").write_text(BERT_SERVICE, encoding="utf-8")
-    subprocess.run([sys.executable, "-c", _WRITE_BERT, str(folder)], check=True)
+    made = subprocess.run(
+        [sys.executable, "-c", _WRITE_BERT, str(folder)], capture_output=True, text=True
+    )
+    if made.returncode:
+        raise ModelsMissing(f"BERT-base could not be written:\n{made.stderr[-3000:]}")
     return folder.name
 
 

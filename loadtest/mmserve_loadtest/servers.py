@@ -19,10 +19,11 @@ from pathlib import Path
 import msgspec
 
 from mmserve_loadtest import processes
-from mmserve_loadtest.client import NoReply, Reply, call
+from mmserve_loadtest.client import BadReply, NoReply, Reply, call
 
 START_LIMIT_S = 60.0
 STOP_LIMIT_S = 10.0
+REST_LIMIT_S = 1.0
 KILL_LIMIT_S = 10.0
 POLL_S = 0.05
 #: Multi Model Server refuses ports from 32767 on.
@@ -180,13 +181,17 @@ class Server:
 
     def manage(self, method: str, path: str, *, timeout_s: float = 300.0) -> Reply:
         """A management call that must succeed. Raises ServerFailed when it does not."""
-        reply = call(method, self.management + path, timeout_s=timeout_s)
-        if reply.status >= 300:
-            raise ServerFailed(
-                f"{self.subject.name}: {method} {path} gave {reply.status}: "
-                f"{reply.body.decode(errors='replace')}\n{self.output()[-3000:]}"
-            )
-        return reply
+        try:
+            reply = call(method, self.management + path, timeout_s=timeout_s)
+        except (OSError, NoReply, BadReply) as failed:
+            answer = str(failed)
+        else:
+            if reply.status < 300:
+                return reply
+            answer = f"{reply.status} {reply.body.decode(errors='replace')}"
+        raise ServerFailed(
+            f"{self.subject.name}: {method} {path}: {answer}\n{self.output()[-3000:]}"
+        )
 
     def pids(self) -> set[int]:
         """Living processes of this server."""
@@ -196,16 +201,17 @@ class Server:
         return self._output.read_text(encoding="utf-8", errors="replace")
 
     def stop(self) -> None:
-        """SIGTERM, ten seconds, then SIGKILL for all that is left of it.
+        """SIGTERM and ten seconds, one more for the rest, then SIGKILL for all that is left.
 
         Raises:
             ServerFailed: processes are left all the same.
         """
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGTERM)
-        until = time.monotonic() + STOP_LIMIT_S
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(STOP_LIMIT_S)
+        until = time.monotonic() + REST_LIMIT_S
         while self.pids() and time.monotonic() < until:
-            self._process.poll()
             time.sleep(POLL_S)
         until = time.monotonic() + KILL_LIMIT_S
         while left := self.pids():

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
+from math import comb
 from statistics import median
 
 import msgspec
@@ -11,8 +11,6 @@ import msgspec
 LEAST_ROUNDS = 5
 CONFIDENCE = 0.90
 VOID_BEYOND = 0.15
-RESAMPLES = 10_000
-_SEED = 20240520  # any; fixed, so that the same rounds always give the same interval
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,13 +43,10 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
     """Both in the order of the rounds; every value above zero.
 
-    The ratio is taken within a round, where both met the same noise, and the interval comes from
-    resampling whole rounds.
+    The ratio is taken within a round, where both met the same noise.
 
     Raises:
         ValueError: no rounds, unequal numbers of them, or a value that is not positive.
-
-    Source: percentile bootstrap; Efron, Bootstrap methods, Annals of Statistics 7, 1979.
     """
     if len(ours) != len(theirs) or not ours:
         raise ValueError(f"{len(ours)} rounds of ours and {len(theirs)} of theirs")
@@ -72,8 +67,35 @@ def compare(ours: Sequence[float], theirs: Sequence[float]) -> Comparison:
 def median_interval(
     values: Sequence[float], *, confidence: float = CONFIDENCE
 ) -> tuple[float, float]:
-    """Bootstrap interval of the median. The same values, in any order, give the same interval."""
-    chance, ordered = random.Random(_SEED), sorted(values)
-    medians = sorted(median(chance.choices(ordered, k=len(ordered))) for _ in range(RESAMPLES))
-    tail = (1 - confidence) / 2
-    return medians[int(tail * RESAMPLES)], medians[int((1 - tail) * RESAMPLES) - 1]
+    """Interval that covers the median of whatever `values` were drawn from, this often.
+
+    Nothing is assumed about that distribution, and nothing is drawn by chance: the ends lie
+    between the k-th value from either side and the next. A bootstrap of so few rounds claims 90 %
+    and covers 80. Of fewer than five values it is their range.
+
+    Source: Hettmansperger and Sheather, Confidence intervals based on interpolated order
+    statistics, Statistics & Probability Letters 4, 1986.
+    """
+    ordered, count = sorted(values), len(values)
+    depth = max(
+        (k for k in range(1, count // 2 + 1) if _coverage(count, k) >= confidence), default=0
+    )
+    if not depth:
+        return ordered[0], ordered[-1]
+    wider, narrower = _coverage(count, depth), _coverage(count, depth + 1)
+    share = (wider - confidence) / (wider - narrower)
+    inward = (count - depth) * share / (depth + (count - 2 * depth) * share)
+    return (
+        _between(ordered[depth - 1], ordered[depth], inward),
+        _between(ordered[-depth], ordered[-depth - 1], inward),
+    )
+
+
+def _coverage(count: int, depth: int) -> float:
+    """How often the k-th smallest and k-th largest of `count` draws have the median between."""
+    outside: int = sum(comb(count, below) for below in range(depth))
+    return 1 - outside / 2.0 ** (count - 1)
+
+
+def _between(outer: float, inner: float, inward: float) -> float:
+    return outer + (inner - outer) * inward
