@@ -6,6 +6,7 @@ import http.server
 import io
 import ipaddress
 import json
+import os
 import socket
 import ssl
 import subprocess
@@ -437,3 +438,16 @@ def test_invoke_refuses_what_it_cannot_send(run, server, words, said):
 def test_serve_checks_its_flags_as_the_launcher_does(run):
     code, out, _ = run("serve", "--mms-config", "missing")
     assert (code, out) == (1, b"--mms-config file not found: missing\n")
+
+
+def test_an_output_that_nobody_reads_ends_the_command_without_a_trace():
+    read_end, write_end = os.pipe()
+    os.close(read_end)
+    command = [sys.executable, "-m", "mmserve.cli.main", "config"]
+    try:
+        done = subprocess.run(
+            command, stdout=write_end, stderr=subprocess.PIPE, text=True, check=False
+        )
+    finally:
+        os.close(write_end)
+    assert (done.returncode, done.stderr) == (1, "")

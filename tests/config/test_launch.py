@@ -1,8 +1,10 @@
 """What the launcher and the front agree on."""
 
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -41,6 +43,24 @@ def test_the_front_is_isolated_from_the_current_directory():
     words = launch.front_command(Arguments())
     assert words[0] == sys.executable
     assert words[1:] == ["-I", "-m", "mmserve.serve", SERVER_WORD]
+
+
+def test_a_server_installed_for_one_user_is_found_though_isolated(tmp_path):
+    python = getattr(sys, "_base_executable", sys.executable)  # a venv has no user's packages
+    environ = {"HOME": str(tmp_path)}
+
+    def ask(*words: str) -> str:
+        command = [python, *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+        return done.stdout.strip()
+
+    if ask("-c", "import site; print(site.ENABLE_USER_SITE)") != "True":
+        pytest.skip("this Python has no packages of the user's own")
+    package = Path(ask("-c", "import site; print(site.getusersitepackages())")) / "mmserve"
+    shutil.copytree(Path(launch.__file__).parents[1], package)
+    flags = ask("-c", "from mmserve.config.launch import *; print(*isolated_python()[1:])").split()
+    assert ask(*flags, "-c", "import mmserve; print(mmserve.__file__)") == f"{package}/__init__.py"
+    assert "-I" not in flags
 
 
 def test_ready_is_said_once_and_the_descriptor_is_closed():

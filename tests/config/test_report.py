@@ -50,16 +50,7 @@ def test_seconds_that_win_are_said_to(tmp_path):
 
 
 def test_secrets_are_masked(loaded):
-    text = "\n".join(report.lines(loaded) + report.changes(loaded))
+    text = "\n".join(report.lines(loaded))
     for secret in ("hunter2", "user:word", "abc"):
         assert secret not in text
     assert "a=https://****@host/a.mar?****,b=b.mar" in text
-
-
-def test_changes_are_only_what_is_not_built_in(loaded):
-    assert [text.partition("=")[0] for text in report.changes(loaded)] == [
-        "load_models",
-        "default_response_timeout",
-        "job_queue_size",
-        "keystore_pass",
-    ]

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from mmserve.config.keys import KEYS, Key
-from mmserve.config.load import BUILT_IN, Loaded
+from mmserve.config.load import Loaded
 from mmserve.config.settings import Settings
 
 #: What may be secret in a URL: user and password, and the signature in a query.
@@ -24,15 +24,6 @@ def lines(loaded: Loaded) -> list[str]:
     value_width = min(44, max(len(value) for _, value, _ in rows))
     return [
         f"{name:{name_width}} = {value:{value_width}}  [{origin}]" for name, value, origin in rows
-    ]
-
-
-def changes(loaded: Loaded) -> list[str]:
-    """Only what is not built in, `key=value (origin)`."""
-    return [
-        f"{key.name}={mask_urls(key.shown(getattr(loaded.settings, key.field)))} ({origin})"
-        for key in KEYS.values()
-        if (origin := loaded.origins[key.field]) != BUILT_IN
     ]
 
 
