@@ -3,8 +3,8 @@
     python tests/fuzz/drive.py --seconds 60 [--seed 7] [fuzz_edge …]
 
 Where atheris is installed it steers by coverage. Else inputs are made by the target's own
-`mutate(chance)` or `mutated(seed, chance)`, or from its `SEEDS` by cutting, copying and flipping. Ends with the first input
-that raises, which is written to `results/fuzz/`.
+`mutate(chance)` or `mutated(seed, chance)`, or from its `SEEDS` by cutting, copying and flipping.
+Ends with the first input that raises, which is written to `results/fuzz/`.
 """
 
 from __future__ import annotations
