@@ -13,8 +13,6 @@ from mmserve.runtime.failures import HandlerProblem
 #: Where archives made for SageMaker keep their scripts.
 CODE_DIR = "code"
 
-_MODULE_SUFFIXES = (".py", ".pyc", ".so")
-
 
 class HandlerName(NamedTuple):
     """A handler text, taken apart.
@@ -94,23 +92,6 @@ def set_module_path(
     os.environ["PYTHONPATH"] = os.pathsep.join(entries)
     importlib.invalidate_caches()
     return entries
-
-
-def importable_names(entries: Iterable[str]) -> set[str]:
-    """Top-level modules that a directory offers.
-
-    Args:
-        entries: paths of its files, relative to it; of packages, `name/__init__.py` is enough.
-    """
-    names = set()
-    for entry in entries:
-        head, _, tail = entry.replace("\\", "/").partition("/")
-        if not tail:
-            if head.endswith(_MODULE_SUFFIXES):
-                names.add(head.partition(".")[0])
-        elif tail in ("__init__.py", "__init__.pyc"):
-            names.add(head)
-    return names
 
 
 def clashes(names: Iterable[str], loaded: Container[str]) -> str | None:

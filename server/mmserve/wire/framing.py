@@ -125,7 +125,8 @@ class Decoder(Generic[M]):
         bytes that are only announced.
 
         Raises:
-            WireError: the stream is broken; this decoder is of no more use.
+            WireError: the stream is broken; this decoder is of no more use, and frames before the
+                break that came with the same `data` are lost.
         """
         frames: list[tuple[M, memoryview]] = []
         at = 0
