@@ -34,7 +34,7 @@ def become_subreaper() -> bool:
     """Orphaned descendants become our children, so that we can reap them. False: cannot."""
     if not IS_LINUX:
         return False
-    return ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0
+    return bool(ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
 
 
 def kill_group_when_closed(pipe_fd: int) -> int | None:
@@ -62,7 +62,7 @@ def kill_group_when_closed(pipe_fd: int) -> int | None:
 def native_threads() -> int:
     """Threads of this process that the kernel knows; 1 where it cannot tell."""
     try:
-        return len(os.listdir("/proc/self/task"))
+        return len(list(Path("/proc/self/task").iterdir()))
     except OSError:
         return 1
 
@@ -179,16 +179,27 @@ def oom_kills() -> int:
 
 @functools.cache
 def _oom_counters() -> list[Path]:
-    places = []
-    with contextlib.suppress(OSError):
-        for line in Path("/proc/self/cgroup").read_text().splitlines():
-            _, controllers, path = line.split(":", 2)
-            if not controllers:
-                places += [Path(f"/sys/fs/cgroup{path}/memory.events")]
-            elif "memory" in controllers.split(","):
-                places += [Path(f"/sys/fs/cgroup/memory{path}/memory.oom_control")]
-    places += [Path("/sys/fs/cgroup/memory.events"), Path("/proc/vmstat")]
-    return [place for place in places if place.exists()]
+    groups = control_groups("memory")
+    places = [group / name for group in groups for name in ("memory.events", "memory.oom_control")]
+    return [place for place in [*places, Path("/proc/vmstat")] if place.exists()]
+
+
+def process_limit() -> int | None:
+    """How many processes this one and its descendants may be, at most; None without a limit.
+
+    Sources: `pids.max` of the control groups around us, and RLIMIT_NPROC, which root ignores.
+    """
+    limits = []
+    for group in control_groups("pids"):
+        with contextlib.suppress(OSError, ValueError):
+            limits.append(int((group / "pids.max").read_text()))
+    with contextlib.suppress(ImportError, OSError):
+        import resource
+
+        soft, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+        if soft != resource.RLIM_INFINITY and os.geteuid() != 0:
+            limits.append(soft)
+    return min(limits, default=None)
 
 
 # Processes of others

@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmserve import platform
 from mmserve.config import report
 from mmserve.config.launch import (
     Arguments,
@@ -59,6 +60,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves; the exit status is 0 after a stop that was asked for."""
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+        if arguments.ready_fd is not None:
+            os.set_inheritable(arguments.ready_fd, False)  # no child may keep a launcher waiting
         loaded = load_settings(arguments, os.environ)
         with open_journal(loaded.settings) as journal:
             journal.install_logging()
@@ -132,6 +135,7 @@ class Server:
                     self._log_output,
                     worker_start=settings.worker_start,
                     load_timeout_s=settings.load_timeout_s,
+                    max_processes=_max_processes(settings),
                 ),
                 spawn=spawn,
                 environ=os.environ,
@@ -308,6 +312,14 @@ class Server:
             model, port, worker.load_s, hostname=self._host, timestamp=int(time.time())
         )
         self._journal.metric(line)
+
+
+def _max_processes(settings: Settings) -> int | None:
+    """Half of what the system allows, where the settings do not say: handlers have children."""
+    if settings.max_worker_processes is not None:
+        return settings.max_worker_processes
+    allowed = platform.process_limit()
+    return max(1, allowed // 2) if allowed is not None else None
 
 
 def preloaded(settings: Settings) -> list[str]:

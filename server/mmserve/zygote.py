@@ -20,7 +20,8 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from typing import NoReturn
 
 from mmserve import platform
@@ -142,8 +143,8 @@ class Zygote:
             for fd in fds:
                 os.close(fd)
 
-    def _become(self, order: Start, fds: list[int]) -> NoReturn:
-        """The child's side of a start. Never returns into the zygote's loop."""
+    def _become(self, order: Start, fds: list[int]) -> None:
+        """The child's side of a start. `_last_words` ends it: it never returns into the loop."""
         with _last_words():
             self._children.forget()
             self._link.socket.close()
@@ -154,7 +155,7 @@ class Zygote:
                     os.close(self._liveness_fd)
                     runtime.run_worker(wire, start="fork")
                 case "exec":
-                    _exec_worker(order.executable, wire, alarm)
+                    _exec_worker(order.interpreter, wire, alarm)
                 case "library":
                     os.close(wire)
                     serve_as_library(_link(control), self._liveness_fd, order.imports)
@@ -294,12 +295,12 @@ def _settle(liveness_fd: int, out: int, err: int, environ: dict[str, str]) -> in
     return alarm
 
 
-def _exec_worker(executable: str, wire: int, alarm: int | None) -> NoReturn:
+def _exec_worker(interpreter: list[str], wire: int, alarm: int | None) -> NoReturn:
     for fd in (wire, alarm):
         if fd is not None:
             os.set_inheritable(fd, True)
-    words = [executable, "-I", "-m", "mmserve.runtime", "--fd", str(wire)]
-    os.execve(executable, words, dict(os.environ))
+    words = [*interpreter, "-m", "mmserve.runtime", "--fd", str(wire)]
+    os.execve(words[0], words, dict(os.environ))
 
 
 def _link(control: list[int]) -> BlockingLink:
@@ -307,7 +308,7 @@ def _link(control: list[int]) -> BlockingLink:
 
 
 @contextlib.contextmanager
-def _last_words() -> object:  # type: ignore[misc]
+def _last_words() -> Iterator[None]:
     """A forked child ends here, whatever happens; its trace goes to its own stderr."""
     code = 1
     try:
@@ -316,7 +317,7 @@ def _last_words() -> object:  # type: ignore[misc]
     except SystemExit as leaving:
         code = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):

@@ -159,7 +159,10 @@ class House:
 
 @contextlib.asynccontextmanager
 async def open_house(
-    *imports: str, worker_start: str = "fork", load_timeout_s: float = 20
+    *imports: str,
+    worker_start: str = "fork",
+    load_timeout_s: float = 20,
+    max_processes: int | None = None,
 ) -> AsyncIterator[House]:
     zygote = Zygote(imports, os.environ)
     async with asyncio.TaskGroup() as tasks, zygote.running():
@@ -169,7 +172,11 @@ async def open_house(
             lines.extend(line.text for line in said)
 
         launcher = Launcher(
-            zygote, listen, worker_start=worker_start, load_timeout_s=load_timeout_s
+            zygote,
+            listen,
+            worker_start=worker_start,
+            load_timeout_s=load_timeout_s,
+            max_processes=max_processes,
         )
         house = House(zygote, launcher, tasks)
         house.lines = lines

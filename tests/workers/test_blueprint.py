@@ -33,7 +33,6 @@ ALL_SET: dict[str, Any] = {
         ({}, {}, "library"),
         ({}, {"clash": "tqdm is the archive's own"}, "fresh"),
         ({}, {"worker_start": "fresh"}, "fresh"),
-        ({"executable": "/usr/bin/python3.9"}, {}, "fresh"),
         ({}, {"has_library": False}, "bare"),
         ({"names_libraries": True}, {"has_library": False, "is_settled": False}, "wait"),
         ({"names_libraries": False}, {"has_library": False, "is_settled": False}, "bare"),

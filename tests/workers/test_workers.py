@@ -495,3 +495,19 @@ def test_what_workers_print_is_heard(write: Write) -> None:
             await until(lambda: "hello there" in house.lines)
 
     run(test())
+
+
+def test_no_more_processes_start_than_the_limit_says(write: Write) -> None:
+    async def test() -> None:
+        async with open_house(max_processes=1) as house:
+            model = house.model(write(PID))
+            await model.start()
+            other = house.model(write(PID, name="other"))
+            with pytest.raises(WorkersFailed, match="max_worker_processes") as refused:
+                await other.start()
+            assert refused.value.out_of_memory
+            await model.close()
+            again = house.model(write(PID, name="again"))
+            await again.start()
+
+    run(test())

@@ -168,6 +168,8 @@ class Registry:
         settings, name = self._settings, fetched.name
         if name in self._models:
             raise ModelExists(name)
+        if fetched.runtime == "python2":
+            raise InvalidModel("runtime python2 is not supported: handlers run on Python 3.")
         model = Model(name, asked, fetched, is_startup=is_startup)
         timeout_s = asked.response_timeout_s
         if timeout_s is None:
@@ -185,7 +187,6 @@ class Registry:
             top_names=fetched.top_names,
             names_libraries=fetched.names_libraries,
             preload=preload,
-            executable=interpreter_for(fetched.runtime),
         )
         batcher = Batcher(
             name,
@@ -410,13 +411,6 @@ def worker_environment(environ: Mapping[str, str], settings: Settings) -> dict[s
     kept = {k: v for k, v in environ.items() if hidden is None or not hidden.fullmatch(k)}
     kept["MMS_DECODE_INPUT_REQUEST"] = "true" if settings.decode_input_request else "false"
     return kept
-
-
-def interpreter_for(runtime: str) -> str:
-    """The interpreter of a `runtime`; "" for ours. Raises InvalidModel where there is none."""
-    if runtime == "python2":
-        raise InvalidModel("runtime python2 is not supported: handlers run on Python 3.")
-    return ""
 
 
 def _describe(slot: Slot) -> WorkerDescription:

@@ -29,14 +29,14 @@ class Start(msgspec.Struct, tag="start", array_like=True):
             `imports`, then forks workers on Spawn) or "template" (loads a model, then forks).
         environ: the whole environment of the process.
         imports: modules, for "library".
-        executable: interpreter, for "exec".
+        interpreter: the words that start one which finds mmserve, for "exec".
     """
 
     ticket: int
     kind: str
     environ: dict[str, str]
     imports: list[str] = []
-    executable: str = ""
+    interpreter: list[str] = []
 
 
 class Signal(msgspec.Struct, tag="signal", array_like=True):

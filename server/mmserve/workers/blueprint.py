@@ -22,7 +22,6 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
         top_names: importable top-level names that lie on the model's own path.
         names_libraries: its sources name a library that the server preloads.
         preload: load once in a template, then fork.
-        executable: interpreter that its `runtime` asks for; "" for ours.
     """
 
     model_name: str
@@ -36,7 +35,6 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
     top_names: Collection[str] = ()
     names_libraries: bool = True
     preload: bool = False
-    executable: str = ""
 
 
 class Way(msgspec.Struct, frozen=True):
@@ -68,8 +66,6 @@ def choose_way(
         is_settled: the library is ready, or there will be none.
         clash: why a fork with the libraries would see other modules than a fresh interpreter.
     """
-    if blueprint.executable:
-        return Way("fresh", "its runtime names another interpreter")
     if worker_start == "fresh":
         return Way("fresh", "worker_start is fresh")
     if not is_settled:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
-import sys
 from collections.abc import Callable
 
+from mmserve.errors import WorkersFailed
 from mmserve.logs.output import OutputLine, OutputReader
 from mmserve.logs.pump import OutputPump
 from mmserve.metrics.lines import from_worker
@@ -37,15 +37,24 @@ class Launcher:
         listen: gets what workers print.
         worker_start: the setting.
         load_timeout_s: how long a model may take to load.
+        max_processes: of all models together; None for no limit.
     """
 
     def __init__(
-        self, zygote: Zygote, listen: Listen, *, worker_start: str, load_timeout_s: float
+        self,
+        zygote: Zygote,
+        listen: Listen,
+        *,
+        worker_start: str,
+        load_timeout_s: float,
+        max_processes: int | None = None,
     ) -> None:
         self.zygote = zygote
         self._listen = listen
         self._worker_start = worker_start
         self.load_timeout_s = load_timeout_s
+        self._max_processes = max_processes
+        self._processes: set[Process] = set()
 
     async def launch(self, worker: Worker, blueprint: Blueprint) -> None:
         """Starts the process and loads the model: the worker is ready after this.
@@ -79,8 +88,8 @@ class Launcher:
 
     async def launch_from(self, template: Template, worker: Worker, blueprint: Blueprint) -> None:
         """Forks a worker that has the model already. Raises WorkersFailed, ConnectionError."""
-        wire, theirs = socket.socketpair()
         out, err = self._outputs(worker)
+        wire, theirs = socket.socketpair()
         try:
             process = await self.zygote.spawn(
                 template.link, "fork", blueprint.environ, (theirs.fileno(), out, err)
@@ -93,6 +102,7 @@ class Launcher:
             os.close(out)
             os.close(err)
         worker.start = "template"
+        self._count(process)
         await worker.attach(process, wire)
         await worker.load(_load_order(blueprint, worker), self.load_timeout_s)
 
@@ -116,9 +126,9 @@ class Launcher:
     ) -> Link | None:
         worker.start = "fresh" if way.kind == "fresh" else "fork"
         worker.start_reason = way.reason
+        out, err = self._outputs(worker)
         wire, theirs = socket.socketpair()
         ours, control = socket.socketpair() if template else (None, None)
-        out, err = self._outputs(worker)
         fds = [theirs.fileno(), out, err]
         fds += [control.fileno()] if control is not None else []
         try:
@@ -134,6 +144,7 @@ class Launcher:
             os.close(err)
             if control is not None:
                 control.close()
+        self._count(process)
         await worker.attach(process, wire)
         return Link(ours, lambda _: None, lambda: None) if ours is not None else None
 
@@ -148,18 +159,31 @@ class Launcher:
                 raise ConnectionError("the library is gone")
             return await self.zygote.spawn(link, kind, environ, fds)
         if way.kind == "fresh" and not template:
-            executable = blueprint.executable or sys.executable
-            return await self.zygote.start("exec", environ, fds, executable=executable)
+            return await self.zygote.start("exec", environ, fds)
         return await self.zygote.start(kind, environ, fds)
 
     def _outputs(self, worker: Worker) -> tuple[int, int]:
-        """Write ends of two pipes whose read ends are listened to until they end."""
+        """Write ends of two pipes whose read ends are listened to until they end.
+
+        Raises:
+            WorkersFailed: there are as many processes as there may be.
+        """
+        if self._max_processes is not None and len(self._processes) >= self._max_processes:
+            raise WorkersFailed(
+                f"{len(self._processes)} worker processes run already; "
+                "max_worker_processes sets the limit",
+                out_of_memory=True,
+            )
         ends = []
         for stream in ("stdout", "stderr"):
             read, write = pipe_for_output()
             ends.append(write)
             self._listen_to(worker, stream, read)
         return ends[0], ends[1]
+
+    def _count(self, process: Process) -> None:
+        self._processes.add(process)
+        process.exited.add_done_callback(lambda _: self._processes.discard(process))
 
     def _listen_to(self, worker: Worker, stream: str, fd: int) -> None:
         def heard(lines: list[OutputLine]) -> None:

@@ -9,7 +9,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import Any, cast
 
 import msgspec
 
@@ -115,7 +115,7 @@ class Worker:
         exited = self.process.exited
         try:
             async with asyncio.timeout(timeout_s):
-                await asyncio.wait({self._loaded, exited}, return_when=asyncio.FIRST_COMPLETED)
+                await _first_of(self._loaded, exited)
         except TimeoutError:
             raise WorkersFailed(
                 f"the model took longer than {timeout_s:g} s to load; "
@@ -165,7 +165,7 @@ class Worker:
         """Waits for the process's end."""
         assert self.process is not None and self._wire is not None
         exited = self.process.exited
-        await asyncio.wait({exited, self._wire.lost}, return_when=asyncio.FIRST_COMPLETED)
+        await _first_of(exited, self._wire.lost)
         if not exited.done():
             # End-of-file is a hint: its process ends now, or is of no use to anybody.
             await asyncio.wait({exited}, timeout=STOP_GRACE_S)
@@ -246,7 +246,7 @@ class _Wire(asyncio.Protocol):
 
     def __init__(self, heard: Callable[[msgspec.Struct, memoryview], None]) -> None:
         self._heard = heard
-        self._decoder = Decoder(ToFront)
+        self._decoder: Decoder[ToFront] = Decoder(ToFront)
         self._transport: asyncio.Transport | None = None
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -277,6 +277,11 @@ class _Wire(asyncio.Protocol):
     def close(self) -> None:
         if self._transport is not None:
             self._transport.close()
+
+
+async def _first_of(*futures: asyncio.Future[Any]) -> None:
+    """Returns when one of them is done; cancels none."""
+    await asyncio.wait(set(futures), return_when=asyncio.FIRST_COMPLETED)
 
 
 def pipe_for_output() -> tuple[int, int]:

@@ -9,12 +9,13 @@ import os
 import signal
 import socket
 import subprocess
-import sys
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
 from mmserve import platform
+from mmserve.config.launch import isolated_python
 from mmserve.errors import WorkersFailed
 from mmserve.wire.control import (
     Exited,
@@ -113,7 +114,8 @@ class Link:
         """Sends the order under a ticket; the pid. Raises WorkersFailed, ConnectionError."""
         self._tickets += 1
         order = msgspec.structs.replace(order, ticket=self._tickets)
-        answer = self._waiting[order.ticket] = self._loop.create_future()
+        answer: asyncio.Future[int] = self._loop.create_future()
+        self._waiting[order.ticket] = answer
         try:
             await self.send(order, fds)
             return await answer
@@ -121,10 +123,10 @@ class Link:
             self._waiting.pop(order.ticket, None)
 
     async def _writable(self) -> None:
-        done = self._loop.create_future()
-        self._loop.add_writer(self._socket, lambda: done.done() or done.set_result(None))
+        writable = asyncio.Event()
+        self._loop.add_writer(self._socket, writable.set)
         try:
-            await done
+            await writable.wait()
         finally:
             self._loop.remove_writer(self._socket)
 
@@ -233,7 +235,7 @@ class Zygote:
     async def _launch(self) -> None:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         fds = (theirs.fileno(), self._liveness_read)
-        words = [sys.executable, "-I", "-m", "mmserve.zygote"]
+        words = [*isolated_python(), "-m", "mmserve.zygote"]
         words += ["--control", str(fds[0]), "--liveness", str(fds[1])]
         process = subprocess.Popen(  # noqa: ASYNC220 - it takes two milliseconds, once
             words,
@@ -293,15 +295,14 @@ class Zygote:
 
     # Starting and signalling
 
-    async def start(
-        self, kind: str, environ: Mapping[str, str], fds: Sequence[int], *, executable: str = ""
-    ) -> Process:
+    async def start(self, kind: str, environ: Mapping[str, str], fds: Sequence[int]) -> Process:
         """Starts a process from the zygote itself: "fork", "exec" or "template".
 
         Raises:
             WorkersFailed: the system has no room for another process.
         """
-        order = Start(0, kind, dict(environ), [], executable)
+        interpreter = isolated_python() if kind == "exec" else []
+        order = Start(0, kind, dict(environ), [], interpreter)
         while True:
             await self._ready.wait()
             assert self._link is not None
@@ -412,8 +413,8 @@ class Zygote:
         log.error("the zygote died; a new one takes over", extra={"pid": self._pid})
         self._own(self._launch())
 
-    def _own(self, coroutine: object) -> None:
-        task = asyncio.get_running_loop().create_task(coroutine)  # type: ignore[arg-type]
+    def _own(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
         self._restarts.add(task)
         task.add_done_callback(self._restarts.discard)
 
