@@ -326,12 +326,19 @@ def _last_words() -> Iterator[None]:
 
 
 def _import(name: str) -> str:
-    """Imports `module` or `module:attribute` (lazy packages load on access). "" or why not."""
+    """Imports a module and, where the name says so, more of it. "" or why not.
+
+    `module`; `module:attribute`, since lazy packages load on access; `module:function(text)`, which
+    is called with the text, since some modules build their tables on the first call.
+    """
     module, _, attribute = name.partition(":")
+    function, is_call, argument = attribute.partition("(")
     try:
         loaded = importlib.import_module(module)
         if attribute:
-            getattr(loaded, attribute)
+            found = getattr(loaded, function)
+            if is_call:
+                found(argument.removesuffix(")"))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -34,7 +34,7 @@ from mmserve.zygote import SINGLE_THREADED
 
 log = logging.getLogger("mmserve.workers")
 
-#: What most models on PyTorch import; `name:attribute` makes a lazy package load that part.
+#: What most models on PyTorch import; the forms are those of `zygote._import`.
 DEFAULT_IMPORTS = (
     "torch",
     "torchvision",
@@ -44,6 +44,8 @@ DEFAULT_IMPORTS = (
     "transformers.models.auto.modeling_auto",
     "transformers:BertModel",
     "transformers:BertTokenizerFast",
+    # Since version 5 the first `from_pretrained` compiles a thousand patterns, 0.2 s each time.
+    "transformers.conversion_mapping:get_checkpoint_conversion_mapping(bert)",
 )
 
 
