@@ -1,0 +1,1 @@
+POSITIVE = 2

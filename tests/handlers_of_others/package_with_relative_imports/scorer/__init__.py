@@ -1,0 +1,1 @@
+"""A scorer of sentences."""

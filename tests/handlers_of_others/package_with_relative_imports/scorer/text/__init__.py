@@ -1,0 +1,3 @@
+from .split import words
+
+__all__ = ["words"]

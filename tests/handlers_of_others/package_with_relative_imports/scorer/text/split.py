@@ -1,0 +1,5 @@
+from ..weights import SEPARATOR
+
+
+def words(text):
+    return text.split(SEPARATOR)

@@ -1,0 +1,2 @@
+SEPARATOR = "+"
+OF = {"one": 1, "two": 2}

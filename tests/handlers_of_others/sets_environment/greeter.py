@@ -1,0 +1,3 @@
+import os
+
+GREETING = os.environ["GREETING"]

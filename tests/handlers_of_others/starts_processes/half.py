@@ -1,0 +1,2 @@
+def of(number):
+    return number // 2
