@@ -85,11 +85,13 @@ def test_a_long_target_is_cut() -> None:
     assert len(access_line("1.2.3.4:5", "GET", "/" + "x" * 100_000, "1.1", 200, 0)) < 9000
 
 
-def test_json_has_the_request_id(tmp_path: Path) -> None:
+def test_json_has_the_request_id_and_the_trace(tmp_path: Path) -> None:
     asked = Settings(log_location=str(tmp_path), metrics_location=str(tmp_path), log_format="json")
     with open_journal(asked, stdout=None) as journal:
         log = RequestLog(journal, asked, RequestCounters("h"))
-        log.observe(exchange(query="a=b"), 200, 0.0051, 2)
+        traced = exchange(query="a=b")
+        traced.request.headers.append(("Traceparent", "00-0af7-b7ad-01"))
+        log.observe(traced, 200, 0.0051, 2)
     found = json.loads((tmp_path / "access_log.log").read_text())
     wanted = {
         "request_id": "r1",
@@ -99,5 +101,6 @@ def test_json_has_the_request_id(tmp_path: Path) -> None:
         "status": 200,
         "duration_ms": 5.1,
         "bytes_out": 2,
+        "traceparent": "00-0af7-b7ad-01",
     }
     assert wanted.items() <= found.items()

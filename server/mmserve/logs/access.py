@@ -29,6 +29,7 @@ class _Request(Protocol):
     def peer(self) -> str: ...
     @property
     def id(self) -> str: ...
+    def header(self, name: str) -> str | None: ...
 
 
 class _Exchange(Protocol):
@@ -103,17 +104,15 @@ class RequestLog:
         if not self._is_json:
             self._write(now, text, counter)
             return
-        self._write(
-            now,
-            text,
-            counter,
-            {
-                "request_id": request.id,
-                "peer": request.peer,
-                "method": request.method,
-                "target": request.target,
-                "status": status,
-                "duration_ms": round(elapsed_s * 1000, 3),
-                "bytes_out": bytes_out,
-            },
-        )
+        fields = {
+            "request_id": request.id,
+            "peer": request.peer,
+            "method": request.method,
+            "target": request.target,
+            "status": status,
+            "duration_ms": round(elapsed_s * 1000, 3),
+            "bytes_out": bytes_out,
+        }
+        if trace := request.header("traceparent"):
+            fields["traceparent"] = trace
+        self._write(now, text, counter, fields)
