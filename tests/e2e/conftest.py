@@ -27,15 +27,16 @@ def home() -> Iterator[Path]:
 def start_server(home: Path) -> Iterator[StartServer]:
     """`start_server(job_queue_size=2)` starts a server with these settings and waits for it.
 
-    `models`, `env`, `prefix` and `wait` are those of `Server`; `folder` names another home, for a
-    second server that must not share one, or must. All are ended after the test, and each of
-    their processes.
+    `archives`, `models`, `env` and `prefix` are those of `Server`; `folder` names the home of an
+    earlier server; with `wait=False` it is not waited for. All are ended after the test, and each
+    of their processes.
     """
     servers: list[Server] = []
 
     def start(
         *,
         folder: Path | None = None,
+        archives: dict[str, str] | None = None,
         models: tuple[str, ...] = (),
         env: dict[str, str | None] | None = None,
         prefix: tuple[str, ...] = (),
@@ -43,7 +44,7 @@ def start_server(home: Path) -> Iterator[StartServer]:
         **properties: Any,
     ) -> Server:
         place = folder or home / f"s{len(servers)}"
-        server = Server(place, properties, models=models, env=env, prefix=prefix, wait=False)
+        server = Server(place, properties, archives=archives, models=models, env=env, prefix=prefix)
         servers.append(server)
         if wait:
             server.saw("Model server started.")

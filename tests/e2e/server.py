@@ -152,11 +152,12 @@ class Reply(NamedTuple):
 
 
 class Server:
-    """A server process, ready unless `wait` is false.
+    """A server process, just started.
 
     Args:
         home: where its configuration, store, logs and temporary files go.
         properties: lines of config.properties, `{"job_queue_size": 2}`.
+        archives: in the store before it starts: name → source of `service.py`.
         models: arguments of `--models`.
         env: variables to set or, with None, to drop.
         prefix: words before the command: `unshare`, `prlimit` and their like.
@@ -167,15 +168,17 @@ class Server:
         home: Path,
         properties: Mapping[str, object] | None = None,
         *,
+        archives: Mapping[str, str] | None = None,
         models: Sequence[str] = (),
         env: Mapping[str, str | None] | None = None,
         prefix: Sequence[str] = (),
-        wait: bool = True,
     ) -> None:
         self.home, self.store, self.tmp = home, home / "store", home / "tmp"
         self.logs = home / "logs"
         for folder in (self.store, self.tmp, self.logs):
             folder.mkdir(parents=True, exist_ok=True)
+        for name, source in (archives or {}).items():
+            self.add(name, source)
         settings: dict[str, object] = {
             "inference_address": "http://127.0.0.1:0",
             "management_address": "http://127.0.0.1:0",
@@ -206,8 +209,6 @@ class Server:
         self._said = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        if wait:
-            self.saw("Model server started.")
 
     # What it says
 
