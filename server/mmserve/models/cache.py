@@ -1,8 +1,8 @@
-"""Unpacked archives, by their digest, shared by all that use them.
+"""Unpacked archives, shared by all that use them.
 
-    ROOT/entries/DIGEST-SIZE/tree/…      an unpacked archive; beside it `about`, its files, and
-                                         `keys`, which of `seen` lead here
-    ROOT/seen/KEY                        which entry an archive file became
+    ROOT/entries/NUMBER-SIZE/tree/…      an unpacked archive of that size; beside it `about`, its
+                                         files, and `keys`, which of `seen` lead here
+    ROOT/seen/KEY                        which entry an archive became; see `file_key`, `digest_key`
     ROOT/guard                           locked while entries change hands
     HOME/tokens/ENTRY~…                  one per user of an entry
     HOME/work/…                          what is being made or removed
@@ -60,13 +60,11 @@ class Entry(NamedTuple):
     """An unpacked archive and the right to use it.
 
     Attributes:
-        digest: of the archive.
         tree: the unpacked files.
         token: given back with `Cache.release`.
         size: bytes of its files.
     """
 
-    digest: str
     tree: Path
     token: str
     size: int
@@ -90,6 +88,11 @@ def surplus(idle: Iterable[Idle], budget_bytes: float) -> list[str]:
         else:
             gone.append(entry.name)
     return gone
+
+
+def digest_key(digest: str) -> str:
+    """What an archive is recognised by, whichever file it came in."""
+    return f"sha256-{digest}"
 
 
 def file_key(status: os.stat_result, now_ns: int) -> str | None:
@@ -162,43 +165,18 @@ class Cache:
         finally:
             remove_tree(path)
 
-    # Knowing an archive again
-
-    def recall(self, key: str) -> str | None:
-        """The digest of a file that was unpacked before; None where it is not known any more."""
-        try:
-            return (self._seen / key).read_text().partition("-")[0]
-        except OSError:
-            return None
-
-    def remember(self, key: str, entry: Entry) -> None:
-        """So that `recall` knows the file, for as long as the entry is there."""
-        folder = entry.tree.parent
-        with contextlib.suppress(OSError), self._guard():
-            # Where this fails the file is hashed again, no more.
-            with (folder / "keys").open("a") as keys:
-                keys.write(key + "\n")
-            (self._seen / key).write_text(folder.name)
-
-    def may_have(self, size: int) -> bool:
-        """Whether an archive of this size is there, so that it pays to hash before unpacking."""
-        ending = f"-{size:x}"
-        with contextlib.suppress(OSError):
-            return any(name.partition(".")[0].endswith(ending) for name in _names(self._entries))
-        return False
-
     # Using entries
 
-    def take(self, digest: str) -> Entry | None:
-        """The entry of this digest, in use from now on. None where there is none, or a damaged one.
+    def take(self, key: str) -> Entry | None:
+        """The entry that a key leads to, in use from now on.
 
-        Raises StorageFailed.
+        None where there is none, or none that is as it was. Raises StorageFailed.
         """
         with self._guard():
-            return self._take(digest)
+            return self._take(key)
 
-    def admit(self, digest: str, packed_bytes: int, workplace: Path) -> Entry:
-        """Makes the `tree` in a workplace an entry, or takes the one that came first.
+    def admit(self, workplace: Path, packed_bytes: int, digest: str | None) -> Entry:
+        """Makes the `tree` in a workplace an entry, or takes the one of this digest.
 
         Raises StorageFailed.
         """
@@ -206,19 +184,25 @@ class Cache:
         with _telling("write", workplace):
             (workplace / "about").write_bytes(msgspec.json.encode(about))
         with self._guard():
-            if (entry := self._take(digest)) is not None:
+            if digest is not None and (entry := self._take(digest_key(digest))) is not None:
                 return entry
-            name = f"{digest}-{packed_bytes:x}"
-            # Others of this name are damaged, and in use.
-            taken = set(_names(self._entries))
-            names = itertools.chain([name], (f"{name}.{n}" for n in itertools.count(1)))
-            name = next(candidate for candidate in names if candidate not in taken)
-            final = self._entries / name
+            final = self._entries / f"{self._new_name('')}-{packed_bytes:x}"
             with _telling("write", final):
-                workplace.rename(final)
-                # `workplace` removes what has its name: nothing has.
-            token = self._new_token(name)
-            return Entry(digest, final / "tree", token, about.size)
+                workplace.rename(final)  # what removes the workplace finds nothing
+            entry = Entry(final / "tree", self._new_token(final.name), about.size)
+            if digest is not None:
+                self._remember(digest_key(digest), final)
+            return entry
+
+    def remember(self, key: str, entry: Entry) -> None:
+        """So that `take` knows it by this key too, for as long as the entry is there."""
+        with self._guard():
+            self._remember(key, entry.tree.parent)
+
+    def may_have(self, packed_bytes: int) -> bool:
+        """Whether an archive of this size is there, so that it pays to hash before unpacking."""
+        ending = f"-{packed_bytes:x}"
+        return any(name.endswith(ending) for name in _names(self._entries))
 
     def release(self, token: str, *, keep: bool) -> None:
         """Gives an entry back. Without `keep` it goes, unless somebody else uses it.
@@ -227,8 +211,8 @@ class Cache:
         """
         name = token.partition("~")[0]
         with self._guard():
-            with contextlib.suppress(FileNotFoundError), _telling("remove", self._tokens / token):
-                (self._tokens / token).unlink()
+            with _telling("remove", self._tokens / token):
+                (self._tokens / token).unlink(missing_ok=True)
             gone = []
             if name not in self._used() and (self._entries / name).is_dir():
                 if keep and self._is_whole(name) is not None:
@@ -270,20 +254,25 @@ class Cache:
 
     # Under the guard
 
-    def _take(self, digest: str) -> Entry | None:
-        for name in _names(self._entries):
-            if not name.startswith(digest + "-"):
-                continue
-            about = self._is_whole(name)
-            if about is None:
-                if name not in self._used():
-                    self._remove(self._put_away([name]))
-                continue
-            token = self._new_token(name)
-            with contextlib.suppress(OSError):
-                os.utime(self._entries / name / "about")
-            return Entry(digest, self._entries / name / "tree", token, about.size)
-        return None
+    def _take(self, key: str) -> Entry | None:
+        try:
+            name = (self._seen / key).read_text()
+        except OSError:
+            return None
+        about = self._is_whole(name)
+        if about is None:
+            if name not in self._used():
+                self._remove(self._put_away([name]))
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(self._entries / name / "about")
+        return Entry(self._entries / name / "tree", self._new_token(name), about.size)
+
+    def _remember(self, key: str, folder: Path) -> None:
+        with contextlib.suppress(OSError):  # where this fails it is unpacked again, no more
+            with (folder / "keys").open("a") as keys:
+                keys.write(key + "\n")
+            (self._seen / key).write_text(folder.name)
 
     def _is_whole(self, name: str) -> About | None:
         """What the entry holds, if all of it is as it was: a handler may write to its folder."""
@@ -341,8 +330,13 @@ class Cache:
                 moved.append(folder)
                 with contextlib.suppress(OSError):
                     for key in (folder / "keys").read_text().split():
-                        (self._seen / key).unlink(missing_ok=True)
+                        self._forget(key, name)
         return moved
+
+    def _forget(self, key: str, name: str) -> None:
+        with contextlib.suppress(OSError):
+            if (self._seen / key).read_text() == name:  # else it leads to a newer one
+                (self._seen / key).unlink()
 
     def _remove(self, paths: Iterable[Path]) -> None:
         for path in paths:

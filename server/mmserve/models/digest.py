@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import os
 import threading
 
 from mmserve.models.packed import CHUNK_BYTES, Packed
@@ -42,20 +43,42 @@ class Digest:
 
 
 class FileDigest:
-    """Of a file, by as many threads as call `help`. The first starts with the object."""
+    """Of a file, by one thread that starts with the object and any that `help`."""
 
     def __init__(self, source: Packed) -> None:
-        self._source = source
+        # A descriptor of its own: it may go on when whoever opened the file is done.
+        self._source = source._replace(fd=os.dup(source.fd))
         self._count = -(-source.size // PIECE_BYTES)
         self._next = itertools.count()
         self._pieces: dict[int, bytes] = {}
         self._error: Exception | None = None
         self._is_stopped = False
-        self._thread = threading.Thread(target=self.help, name="hash", daemon=True)
+        self._thread = threading.Thread(target=self._help, name="hash", daemon=True)
         self._thread.start()
 
-    def help(self) -> None:
-        """Hashes pieces until none is left."""
+    @property
+    def is_done(self) -> bool:
+        return len(self._pieces) == self._count
+
+    def text(self) -> str:
+        """Hexadecimal; helps until all is hashed. Raises StorageFailed."""
+        self._help()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return _combined([self._pieces[i] for i in range(self._count)], self._source.size)
+
+    def status(self) -> os.stat_result:
+        """Of the file, as it is now."""
+        return os.fstat(self._source.fd)
+
+    def close(self) -> None:
+        """Gives up what is not hashed yet, and lets the file go."""
+        self._is_stopped = True
+        self._thread.join()
+        os.close(self._source.fd)
+
+    def _help(self) -> None:
         buffer = memoryview(bytearray(CHUNK_BYTES))
         try:
             while not self._is_stopped and (index := next(self._next)) < self._count:
@@ -63,19 +86,6 @@ class FileDigest:
         except Exception as error:
             self._error = error
             self._is_stopped = True
-
-    def text(self) -> str:
-        """Hexadecimal, once all is hashed. Raises StorageFailed."""
-        self.help()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return _combined([self._pieces[i] for i in range(self._count)], self._source.size)
-
-    def stop(self) -> None:
-        """Returns once nobody reads the file any more."""
-        self._is_stopped = True
-        self._thread.join()
 
     def _hashed(self, index: int, buffer: memoryview) -> bytes:
         offset = index * PIECE_BYTES

@@ -231,6 +231,8 @@ def _cause(error: Exception) -> str:
         return f"TLS failed: {error.reason or error}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
+    if isinstance(error, http.client.IncompleteRead):
+        return "it was cut off"
     return type(error).__name__
 
 

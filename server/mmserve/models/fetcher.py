@@ -27,7 +27,7 @@ import msgspec
 from mmserve.errors import DownloadFailed, InvalidModel, ServeError, SourceNotFound, StorageFailed
 from mmserve.models import folder, startup
 from mmserve.models.archive import unpack
-from mmserve.models.cache import Cache, Entry, file_key
+from mmserve.models.cache import Cache, Entry, digest_key, file_key
 from mmserve.models.digest import FileDigest
 from mmserve.models.disk import storage_failed
 from mmserve.models.download import Sink, Watch, download_http, download_s3
@@ -167,29 +167,31 @@ class Fetcher:
                 raise not_in_store(order.url, "it is a link that leads out of the store")
             status = os.fstat(fd)
             if stat.S_ISDIR(status.st_mode):
-                return self._brought(order, read_layout(path, bounds), None)
+                return self._brought(order, read_layout(path, bounds), None, None)
             if not stat.S_ISREG(status.st_mode):
                 raise not_in_store(order.url, "it is neither a file nor a directory")
             with _named(order.url):
                 return self._fetch_file(order, job, fd, path)
 
     def _fetch_file(self, order: Fetch, job: Job, fd: int, path: Path) -> Brought:
-        before = os.fstat(fd)
-        lock_name = f"{before.st_dev}-{before.st_ino}"
-        with self._one_at_a_time(lock_name):
+        status = os.fstat(fd)
+        with self._one_at_a_time(f"{status.st_dev}-{status.st_ino}"):
             job.check()
-            key = file_key(before, time.time_ns())
-            digest = self.cache.recall(key) if key else None
-            entry = self.cache.take(digest) if digest else None
+            key = file_key(status, time.time_ns())
+            entry = self.cache.take(key) if key else None
             if entry is not None:
-                return self._settled(order, entry, is_new=False)
-            source = Packed(fd, before.st_size, str(path))
-            if digest is None and self.cache.may_have(before.st_size):
-                digest = FileDigest(source).text()
-                entry = self.cache.take(digest)
+                return self._settled(order, entry, None, is_new=False)
+            source = Packed(fd, status.st_size, str(path))
+            digest = None
+            if self.cache.may_have(status.st_size):
+                with contextlib.closing(FileDigest(source)) as hashing:
+                    digest = hashing.text()
+                entry = self.cache.take(digest_key(digest))
                 if entry is not None:
-                    return self._settled(order, entry, is_new=False, key=key)
-            return self._unpack(order, job, source, digest, before, key)
+                    if key is not None:
+                        self.cache.remember(key, entry)
+                    return self._settled(order, entry, digest, is_new=False)
+            return self._unpack(order, job, source, digest, status, key)
 
     # Remote
 
@@ -238,9 +240,9 @@ class Fetcher:
                 digest = sink.digest.text()
                 with self._one_at_a_time(digest), _named(remote.shown):
                     job.check()
-                    entry = self.cache.take(digest)
+                    entry = self.cache.take(digest_key(digest))
                     if entry is not None:
-                        return self._settled(order, entry, is_new=False)
+                        return self._settled(order, entry, digest, is_new=False)
                     source = Packed(fd, sink.size, str(path))
                     return self._unpack(order, job, source, digest)
 
@@ -257,51 +259,61 @@ class Fetcher:
         job: Job,
         source: Packed,
         digest: str | None,
-        before: os.stat_result | None = None,
+        status: os.stat_result | None = None,
         key: str | None = None,
     ) -> Brought:
-        with self.cache.workplace() as workplace:
+        """Unpacks an archive, and hashes it at the same time where its digest is not known.
+
+        Args:
+            status: of a file that somebody else may write to, before it was read.
+            key: what such a file is known by, if it can be.
+        """
+        with self.cache.workplace() as workplace, contextlib.ExitStack() as undo:
             tree = workplace / "tree"
             try:
                 tree.mkdir()
             except OSError as error:
                 raise storage_failed("write", tree, error) from error
             hashing = FileDigest(source) if digest is None else None
-            try:
-                pacing = Pacing(job.check, self.cache.make_room)
-                unpack(
-                    source.fd,
-                    str(tree),
-                    name=source.name,
-                    limits=self._configure.limits,
-                    pacing=pacing,
-                )
-                # Before anybody else can see it: a manifest that will not do leaves no trace.
-                self._resolved(order, read_layout(tree, tree.resolve()))
-                if hashing is not None:
-                    digest = hashing.text()
-            finally:
-                if hashing is not None:
-                    hashing.stop()
-            assert digest is not None
-            if before is not None and _looks(os.fstat(source.fd)) != _looks(before):
+            if hashing is not None:
+                undo.callback(hashing.close)
+            pacing = Pacing(job.check, self.cache.make_room)
+            limits = self._configure.limits
+            unpack(source.fd, str(tree), name=source.name, limits=limits, pacing=pacing)
+            # Before anybody else can see it: a manifest that will not do leaves no trace.
+            self._resolved(order, read_layout(tree, tree.resolve()))
+            if status is not None and _looks(os.fstat(source.fd)) != _looks(status):
                 raise InvalidModel("The file changed while it was read; try again.")
             job.check()
-            entry = self.cache.admit(digest, source.size, workplace)
-        return self._settled(order, entry, is_new=True, key=key)
-
-    def _settled(
-        self, order: Fetch, entry: Entry, *, is_new: bool, key: str | None = None
-    ) -> Brought:
-        try:
+            if hashing is not None and hashing.is_done:
+                digest = hashing.text()
+            entry = self.cache.admit(workplace, source.size, digest)
             if key is not None:
                 self.cache.remember(key, entry)
-            return self._brought(order, read_layout(entry.tree, entry.tree.resolve()), entry)
+            if hashing is not None and status is not None and digest is None:
+                # Nobody has to wait: a stored archive is copied faster than it is hashed.
+                undo.pop_all()
+                late = (hashing, entry, status)
+                threading.Thread(target=self._learn_digest, args=late, daemon=True).start()
+        return self._settled(order, entry, digest, is_new=True)
+
+    def _learn_digest(self, hashing: FileDigest, entry: Entry, status: os.stat_result) -> None:
+        with contextlib.closing(hashing), contextlib.suppress(ServeError):
+            key = digest_key(hashing.text())
+            if _looks(hashing.status()) == _looks(status):
+                self.cache.remember(key, entry)
+
+    def _settled(self, order: Fetch, entry: Entry, digest: str | None, *, is_new: bool) -> Brought:
+        try:
+            layout = read_layout(entry.tree, entry.tree.resolve())
+            return self._brought(order, layout, entry, digest)
         except BaseException:
             self.cache.release(entry.token, keep=not is_new)
             raise
 
-    def _brought(self, order: Fetch, layout: Layout, entry: Entry | None) -> Brought:
+    def _brought(
+        self, order: Fetch, layout: Layout, entry: Entry | None, digest: str | None
+    ) -> Brought:
         resolved = self._resolved(order, layout)
         directory = Path(layout.directory)
         top_names = layout.top_names
@@ -314,7 +326,7 @@ class Fetcher:
             directory=layout.directory,
             resolved=resolved,
             manifest=layout.manifest,
-            digest=entry.digest if entry else None,
+            digest=digest,
             token=entry.token if entry else "",
             size=entry.size if entry else None,
             top_names=top_names,

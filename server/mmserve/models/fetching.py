@@ -94,7 +94,8 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
             settings make of it together.
         manifest: as read; an empty one where there is none.
         manifest_text: of the manifest file, or "".
-        digest: of the archive; None for a directory that is used in place.
+        digest: of the archive; None for a directory that is used in place, and where it is not
+            known yet: nobody waits for it.
         size_bytes: of all its files; None for a directory that is used in place.
         top_names: modules and packages at the top of the directory, and in the handler's folder.
         code_names: those in its folder `code`.

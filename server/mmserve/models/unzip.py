@@ -102,7 +102,8 @@ def _refuse_member(info: zipfile.ZipInfo, mode: int) -> None:
 
 
 def _data_offset(source: Packed, info: zipfile.ZipInfo) -> int:
-    header = source.at(info.header_offset, _LOCAL_HEADER.size)
+    is_inside = 0 <= info.header_offset <= source.size - _LOCAL_HEADER.size
+    header = source.at(info.header_offset, _LOCAL_HEADER.size) if is_inside else b""
     if len(header) < _LOCAL_HEADER.size:
         raise zipfile.BadZipFile("it is cut off")
     signature, name_size, extra_size = _LOCAL_HEADER.unpack(header)
