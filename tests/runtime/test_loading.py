@@ -148,6 +148,7 @@ def test_a_package_may_import_relatively(start: Start, model: Model) -> None:
         ({"service.py": "import nope"}, "service", "ModuleNotFoundError: No module named 'nope'"),
         ({"service.py": "def :"}, "service", "SyntaxError: invalid syntax (service.py, line 1)"),
         ({"service.py": "raise ValueError('a\\n b')"}, "service", "ValueError: a b"),
+        ({"service.py": "raise ValueError(chr(0xd800))"}, "service", "ValueError: \\ud800"),
         ({"service.py": "import sys; sys.exit(0)"}, "service", "SystemExit: 0"),
         ({"service.py": "raise KeyboardInterrupt"}, "service", "KeyboardInterrupt"),
         ({"service.py": FUNCTION}, "service:", "names no function"),

@@ -315,7 +315,8 @@ UNSENDABLE = [
     ("context.set_response_header(0, 'X-A', None)", "X-A to a value of NoneType"),
     ("context.set_response_header(0, 'X A', 'b')", "name is none"),
     ("context.set_response_header(0, 7, 'b')", "name is none: 7"),
-    ("context.set_response_header(0, 'X-A', 'b\\r\\nX-B: c')", "more than one line"),
+    ("context.set_response_header(0, 'X-A', 'b\\r\\nX-B: c')", "X-A to a text with a line break"),
+    ("context.set_response_header(0, 'X-A', chr(0xd800))", "X-A to a text with a line break"),
     ("context.set_response_status('junk')", "no whole number from 200 to 999"),
     ("context.set_response_status(99)", "no whole number from 200 to 999"),
     ("context.set_response_status(101)", "no whole number from 200 to 999"),
@@ -333,6 +334,22 @@ def test_a_reply_that_cannot_be_sent_is_503_for_its_request_alone(serve: Serve) 
         assert bad.outcome.status == 503
         assert bad.outcome.error is not None and message in bad.outcome.error, statement
         assert fine.text == "x"
+
+
+def test_text_that_has_no_utf_8_form_harms_no_reply(serve: Serve) -> None:
+    worker = serve(
+        """
+        context.set_response_status(200, 'fine' + chr(0xd800))
+        context.metrics.add_counter('odd' + chr(0xd800), 1)
+        if body == b'raise':
+            raise PredictionException('bad' + chr(0xd800), 400)
+        return ['ok']
+        """,
+        setup="from mms.service import PredictionException",
+    )
+    answer = worker.ask()
+    assert (answer.text, answer.outcome.phrase) == ("ok", "fine\\ud800")
+    assert worker.ask(b"raise").error == (400, "bad\\ud800")
 
 
 def test_a_header_that_was_set_twice_is_sent_once(serve: Serve) -> None:

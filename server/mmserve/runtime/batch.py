@@ -14,6 +14,7 @@ from mmserve.runtime.failures import (
     BadReply,
     is_out_of_memory,
     prediction_exception,
+    sendable,
     trace_of,
 )
 from mmserve.runtime.inputs import row
@@ -155,7 +156,7 @@ class Predictor:
         if chosen is not None:
             message, code = chosen
             try:
-                return _all(count, checked_status(code), str(message))
+                return _all(count, checked_status(code), sendable(str(message)))
             except Exception:  # no status, or a message that has no text
                 return _all(count, 503, FAILED)
         if is_out_of_memory(error):

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmserve import MMS_VERSION
-from mmserve.runtime.failures import BadReply
+from mmserve.runtime.failures import BadReply, sendable
 from mmserve.runtime.metrics_store import MetricsStore
 from mmserve.wire.messages import Item
 
@@ -17,7 +17,7 @@ _CONTENT_TYPE = "content-type"
 #: 1xx is an interim reply: the client would wait for another one.
 _STATUSES = range(200, 1000)
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, 5.6.2
-_ENDS_LINE = re.compile(r"[\r\n\0]")
+_NOT_IN_VALUE = re.compile(r"[\r\n\0\ud800-\udfff]")
 
 
 class RequestProcessor:
@@ -95,7 +95,7 @@ class RequestProcessor:
         if phrase is not None:
             if not isinstance(phrase, str):
                 raise BadReply(f"The handler's reason phrase is no text: {_short(phrase)}.")
-            phrase = " ".join(phrase.splitlines()).replace("\0", " ")
+            phrase = sendable(" ".join(phrase.splitlines()).replace("\0", " "))
         headers = self._response_header
         return status, phrase, _checked_headers(headers) if headers else []
 
@@ -122,8 +122,11 @@ def _checked_headers(headers: Mapping[Any, Any]) -> list[tuple[str, str]]:
             raise BadReply(
                 f"The handler set the header {name} to {_short(value)}; a header's value is text."
             )
-        if _ENDS_LINE.search(value):
-            raise BadReply(f"The handler set the header {name} to more than one line.")
+        if _NOT_IN_VALUE.search(value):
+            raise BadReply(
+                f"The handler set the header {name} to a text with a line break, a NUL or a lone "
+                "surrogate."
+            )
         last[name.lower()] = (name, value)
     return list(last.values())
 

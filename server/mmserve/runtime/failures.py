@@ -47,11 +47,18 @@ class LoadProblem(Exception):
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(cause_of(error))
-        self.message = LoadFailed(cause_of(error), is_out_of_memory(error), trace_of(error))
+        self.message = LoadFailed(
+            sendable(cause_of(error)), is_out_of_memory(error), sendable(trace_of(error))
+        )
 
 
 class HandlerProblem(Exception):
     """The handler text leads to no handler."""
+
+
+def sendable(text: str) -> str:
+    """The text, with escapes for what has no UTF-8 form: a lone surrogate."""
+    return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
 def prediction_exception(error: BaseException) -> tuple[Any, Any] | None:

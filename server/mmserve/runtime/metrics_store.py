@@ -15,6 +15,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from mmserve.runtime.failures import sendable
+
 TIME_UNITS = ("ms", "s")
 SIZE_UNITS = ("MB", "kB", "GB", "B")
 COUNTER = "counter"
@@ -246,7 +248,7 @@ def _line(metric: Metric, epoch_s: float) -> str | None:
         number = "1"
     if number is None:
         return None
-    return metric_line(
+    line = metric_line(
         str(metric.name),
         number,
         unit or "Count",
@@ -255,6 +257,7 @@ def _line(metric: Metric, epoch_s: float) -> str | None:
         timestamp=int(epoch_s),
         request_id=metric.request_id or "",
     )
+    return sendable(line)
 
 
 def _number(value: Any) -> Any:
