@@ -33,7 +33,8 @@ class MemoryTransport(asyncio.Transport):
     def __init__(self) -> None:
         super().__init__()
         self.written = bytearray()
-        self.is_closed = self.is_paused = self.has_ended = False
+        self.is_closed = self.is_cut = self.is_paused = self.has_ended = False
+        self.unsent = 0
 
     def write(self, data: bytes | bytearray | memoryview) -> None:  # type: ignore[override] # typeshed: memoryview[Any]
         assert not self.is_closed, "written after the end"
@@ -50,7 +51,7 @@ class MemoryTransport(asyncio.Transport):
         self.is_closed = True
 
     def abort(self) -> None:
-        self.is_closed = True
+        self.is_closed = self.is_cut = True
 
     def is_closing(self) -> bool:
         return self.is_closed
@@ -64,7 +65,7 @@ class MemoryTransport(asyncio.Transport):
         self.is_paused = False
 
     def get_write_buffer_size(self) -> int:
-        return 0
+        return self.unsent
 
 
 @dataclass

@@ -27,6 +27,7 @@ import msgspec
 
 from mmserve.errors import (
     BodyTooLarge,
+    ConfigurationError,
     ExpectationUnknown,
     PredictionFailed,
     RequestTimedOut,
@@ -40,7 +41,7 @@ from mmserve.frontend.http import Application, Exchange, Request, Response
 from mmserve.frontend.ids import fresh_id
 from mmserve.frontend.inflate import GZIP_NAMES, Inflater
 from mmserve.frontend.problems import problem
-from mmserve.frontend.reply import BODYLESS, Heads, Unsendable
+from mmserve.frontend.reply import BODYLESS, Heads, Unsendable, header_line
 
 if TYPE_CHECKING:
     from mmserve.config.settings import Settings
@@ -101,13 +102,22 @@ def limits_of(settings: Settings) -> Limits:
 
 
 def cors_of(settings: Settings) -> tuple[tuple[str, str], ...]:
-    """The CORS headers of every reply; a setting that is missing or empty adds none."""
-    asked = (
-        ("access-control-allow-origin", settings.cors_allowed_origin),
-        ("access-control-allow-methods", settings.cors_allowed_methods),
-        ("access-control-allow-headers", settings.cors_allowed_headers),
-    )
-    return tuple((name, value) for name, value in asked if value)
+    """The CORS headers of every reply; a setting that is missing or empty adds none.
+
+    Raises:
+        ConfigurationError: a value cannot be put into a header.
+    """
+    headers = []
+    for what in ("origin", "methods", "headers"):
+        key = f"cors_allowed_{what}"
+        if value := getattr(settings, key):
+            name = f"access-control-allow-{what}"
+            try:
+                header_line(name, value)
+            except Unsendable as error:
+                raise ConfigurationError(f"{key}={value!r} cannot be sent: {error}") from None
+            headers.append((name, value))
+    return tuple(headers)
 
 
 class Phase(Enum):
@@ -260,7 +270,7 @@ class Connection(asyncio.Protocol):
 
         # A body that comes in pieces
         self._head: Head = cast(Head, None)
-        self._head_at = 0.0
+        self._head_at = 0.0  # when its head was complete; when lingering: since when
         self._body = bytearray()
         self._left = 0  # bytes to come, CHUNKED apart; when lingering: to be thrown away
         self._chunks: Chunks | None = None
@@ -358,6 +368,9 @@ class Connection(asyncio.Protocol):
                     data = self._fill(data[at:])
                     at, size = 0, len(data)
             if self._phase is not _IDLE or at == size:
+                break
+            if self._transport.is_closing():  # the reply met a reset
+                at = size
                 break
         self._is_taking = False
         if at < size:
@@ -519,11 +532,14 @@ class Connection(asyncio.Protocol):
     def _write(self, exchange: _Exchange, response: Response, may_keep: bool) -> bool:
         """Writes a reply. Returns whether it promised to keep the connection."""
         edge, request, transport = self._edge, exchange.request, self._transport
-        body = response.body
-        is_kept = may_keep and response.status < 400
         try:
+            body = response.body
+            is_kept = may_keep and response.status < 400
             head = edge.heads.write(response, request.id, len(body), is_kept)
-        except Unsendable as error:
+        except Exception as error:
+            if not isinstance(error, Unsendable):
+                log.exception("malformed response", extra={"path": request.path})
+                error = Unsendable("it is malformed")
             response = problem(PredictionFailed(503, f"The model's reply cannot be sent: {error}."))
             is_kept = False
             body = response.body
@@ -540,8 +556,17 @@ class Connection(asyncio.Protocol):
             transport.write(body)
             size = len(head) + len(body)
         if edge.observer is not None:
-            edge.observer(exchange, response.status, monotonic() - request.received, size)
+            self._tell(exchange, response.status, size)
         return is_kept
+
+    def _tell(self, exchange: _Exchange, status: int, size: int) -> None:
+        observer = self._edge.observer
+        if observer is None:
+            return
+        try:
+            observer(exchange, status, monotonic() - exchange.request.received, size)
+        except Exception:
+            log.exception("error in the observer")
 
     # The end
 
@@ -557,7 +582,7 @@ class Connection(asyncio.Protocol):
         try:
             if transport.can_write_eof():
                 transport.write_eof()
-        except OSError:  # the client is gone already
+        except (OSError, RuntimeError):  # the client is gone already
             self._close()
             return
         if self._is_read_paused:
@@ -567,7 +592,7 @@ class Connection(asyncio.Protocol):
     def _throw_away(self, size: int) -> None:
         self._since = monotonic()
         self._left -= size
-        if self._left < 0 or self._since - self._head_at > LINGER_ALL_S:
+        if self._left < 0:
             self._close()
 
     def _close(self) -> None:
@@ -584,9 +609,7 @@ class Connection(asyncio.Protocol):
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             exchange.client_left()
-            if self._edge.observer is not None:
-                elapsed = monotonic() - exchange.request.received
-                self._edge.observer(exchange, CLIENT_LEFT, elapsed, 0)
+            self._tell(exchange, CLIENT_LEFT, 0)
 
     def cut(self) -> None:
         self._transport.abort()
@@ -604,6 +627,8 @@ class Connection(asyncio.Protocol):
                 self._unsent, self._since = unsent, now
         if now - self._since >= self._edge.patience[phase]:
             self._lose_patience(phase)
+        elif phase is _LINGER and now - self._head_at >= LINGER_ALL_S:
+            self._close()
 
     def _lose_patience(self, phase: Phase) -> None:
         if phase is _HEAD:

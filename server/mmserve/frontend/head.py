@@ -80,7 +80,8 @@ def parse_head(raw: bytes) -> Head:
     Raises:
         BadRequest: it is not HTTP/1.1 or 1.0, it is too long, or its framing is ambiguous.
     """
-    _check_length(raw)
+    if len(raw) > MAX_LINE_BYTES:
+        _check_length(raw)
     if raw[0] in b"\r\n":
         raise refused("A bare CR or LF before the request line")  # llhttp skips it
     try:
@@ -159,7 +160,8 @@ def check_begun(begun: bytes) -> None:
     Raises:
         BadRequest: as `parse_head` would once it were complete.
     """
-    _check_length(begun)
+    if len(begun) > MAX_LINE_BYTES:
+        _check_length(begun)
     if not head_is_clean(begun):
         raise refused("A bare CR or LF, or a control character")
 
@@ -174,8 +176,6 @@ def head_is_clean(head: bytes) -> bool:
 
 
 def _check_length(head: bytes) -> None:
-    if len(head) <= MAX_LINE_BYTES:
-        return
     line_end = head.find(b"\r\n", 0, MAX_LINE_BYTES + 2)
     if line_end < 0 and len(head) > MAX_LINE_BYTES + 1:
         raise refused(f"The request line is longer than {MAX_LINE_BYTES} bytes")

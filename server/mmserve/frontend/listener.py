@@ -122,7 +122,7 @@ class Listener:
         sockets, self._sockets = self._sockets, []
         for one in sockets:
             self._loop.remove_reader(one)
-            self._accept(one)  # those whose connect has succeeded already
+            self._accept(one, BACKLOG)  # those whose connect has succeeded already
             one.close()
         if self._inode is not None and _inode(self.address.path) == self._inode:
             Path(self.address.path).unlink(missing_ok=True)
@@ -133,13 +133,13 @@ class Listener:
             self._is_over.set()
 
     def _sweep(self) -> None:
-        self._edge.sweep(monotonic())
         self._next_sweep = self._loop.call_later(self._edge.sweep_interval_s(), self._sweep)
+        self._edge.sweep(monotonic())
 
     # Letting in
 
-    def _accept(self, listening: socket.socket) -> None:
-        for _ in range(ACCEPT_TURN):
+    def _accept(self, listening: socket.socket, turn: int = ACCEPT_TURN) -> None:
+        for _ in range(turn):
             try:
                 client, address = listening.accept()
             except BlockingIOError:
@@ -193,9 +193,6 @@ class Listener:
                 log.info("TLS handshake failed", extra={"peer": peer, "cause": handshake(error)})
         except OSError as error:
             log.debug("client left early", extra={"peer": peer, "cause": str(error)})
-        except asyncio.CancelledError:
-            client.close()
-            raise
 
     def _may_say(self, what: str) -> bool:
         """Scanners and balancers would otherwise fill the log."""

@@ -53,7 +53,7 @@ class TlsSource(msgspec.Struct, kw_only=True):
             ConfigurationError: names the setting and what is wrong with its file.
         """
         if self.keystore:
-            pair = _from_keystore(self.keystore, self.keystore_pass, self.keystore_type)
+            pair = read_keystore(self.keystore, self.keystore_pass, self.keystore_type)
         elif self.private_key_file or self.certificate_file:
             return self._from_files()
         else:
@@ -152,8 +152,12 @@ def _as_file(content: bytes) -> Iterator[str]:
 # PKCS12
 
 
-def _from_keystore(path: str, password: str, kind: str) -> bytes:
-    """PEM: the key, its certificate, then the chain above it."""
+def read_keystore(path: str, password: str, kind: str) -> bytes:
+    """PEM of the first key in a PKCS12 file, its certificate, then the chain above it.
+
+    Raises:
+        ConfigurationError: another kind of keystore, a wrong password, or no key.
+    """
     from cryptography.hazmat.primitives import serialization
     from cryptography.hazmat.primitives.serialization import pkcs12
 

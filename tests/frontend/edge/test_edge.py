@@ -531,7 +531,7 @@ def test_an_error_while_a_request_is_called_off_is_logged(
 
 @pytest.mark.parametrize(
     "said",
-    [b"", b"GET", b"\0\0\0\0", b"\x16\x03\x01", GET, post(b"half", size=9), GET + b"GET"],
+    [b"", b"GET", b"\0\0\0\0", b"\x16\x03\x01", GET, post(b"half", size=9), GET + b"GET", GET * 40],
 )
 def test_tcp_probes_leave_no_trace_in_the_log(
     house: House, kit: ModuleType, caplog: pytest.LogCaptureFixture, said: bytes

@@ -25,7 +25,7 @@ from mmserve.config.addresses import Address
 from mmserve.errors import ConfigurationError
 from mmserve.frontend.edge import Limits
 from mmserve.frontend.http import Exchange, Response
-from mmserve.frontend.tls import TlsSource
+from mmserve.frontend.tls import TlsSource, read_keystore
 
 if TYPE_CHECKING:
     from conftest import Client, House
@@ -136,6 +136,8 @@ def test_a_keystore_works_and_wins_over_pem_files(
             serialization.BestAvailableEncryption(b"secret"),
         )
     )
+    sent = x509.load_pem_x509_certificates(read_keystore(str(store), "secret", "PKCS12"))
+    assert sent == [leaf, middle, root]
     source = pem_files(tmp_path, key, certify(key))
     source.keystore, source.keystore_pass = str(store), "secret"
     listener = house.open(say_ok, address=HTTPS, tls=source)
@@ -357,7 +359,7 @@ def test_a_handshake_that_stalls_is_ended(
 
 
 def test_a_stalled_handshake_does_not_hold_up_the_end(house: House, kit: ModuleType) -> None:
-    listener = house.open(say_ok, address=HTTPS)
+    listener = house.open(say_ok, address=HTTPS, limits=Limits(handshake_s=1000))
     client = kit.Client(listener)
     client.send(b"\x16")
     with connect(kit, listener.port) as other:  # accepted after the first
