@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -63,3 +64,10 @@ def test_an_output_is_compared_with_gaps(output: str, shown: str, is_alike: bool
 def test_links_lead_somewhere(page: Path) -> None:
     missing = [link for link in links(page.read_text()) if not (page.parent / link).exists()]
     assert not missing
+
+
+def test_every_test_that_the_docs_name_exists() -> None:
+    for page in pages():
+        for path, _, name in re.findall(r"`(tests/[\w/.]+)(::(test_\w+))?`", page.read_text()):
+            assert Path(path).exists(), f"{page}: {path}"
+            assert not name or f"def {name}(" in Path(path).read_text(), f"{page}: {path}::{name}"
