@@ -108,7 +108,8 @@ class Predictor:
         except (SystemExit, KeyboardInterrupt):
             raise
         except BaseException as error:  # CancelledError, say: no reason to end the process
-            return self._failed(error, count, metrics), time.perf_counter() - began
+            handler_s = time.perf_counter() - began
+            return self._failed(error, count, metrics), handler_s
         handler_s = time.perf_counter() - began
         self._collect(metrics)
         if not isinstance(results, list):

@@ -118,7 +118,10 @@ class HandlerEnded(SystemExit):
 
 
 class _Memory:
-    """Resident memory, read now and then: it costs as much as a batch."""
+    """Resident memory, read now and then: it costs as much as a batch.
+
+    `mmserve.platform` could tell, but would bring ctypes and pathlib into every worker.
+    """
 
     def __init__(self) -> None:
         self._next_at, self._left = 0.0, 0
