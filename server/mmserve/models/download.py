@@ -10,11 +10,9 @@ import base64
 import contextlib
 import http.client
 import os
-import socket
 import ssl
-import threading
-from collections.abc import Callable, Iterator
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Any
 from urllib.parse import urljoin
 
 import msgspec
@@ -24,51 +22,10 @@ from mmserve.models.digest import Digest
 from mmserve.models.disk import storage_failed
 from mmserve.models.limits import DownloadLimits, Rules
 from mmserve.models.source import Remote, is_allowed, parse_remote, scheme_of, shown
+from mmserve.models.watch import Watch
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 _READ_BYTES = 256 * 1024
-
-
-class Watch:
-    """Lets another thread end a download, and ends it when its time is up."""
-
-    def __init__(self, total_s: float) -> None:
-        self._reason = ""
-        self._socket: socket.socket | None = None
-        self._lock = threading.Lock()
-        self._total_s = total_s
-        self._timer = threading.Timer(total_s, self.stop, [f"it took more than {total_s:g} s"])
-        self._timer.daemon = True
-
-    def __enter__(self) -> Self:
-        self._timer.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._timer.cancel()
-
-    def stop(self, reason: str) -> None:
-        """Whoever reads from the socket finds it closed."""
-        with self._lock:
-            self._reason = self._reason or reason
-            if self._socket is not None:
-                with contextlib.suppress(OSError):
-                    self._socket.shutdown(socket.SHUT_RDWR)
-
-    @property
-    def reason(self) -> str:
-        """Why it was stopped; "" while it was not."""
-        return self._reason
-
-    @contextlib.contextmanager
-    def over(self, sock: socket.socket | None) -> Iterator[None]:
-        with self._lock:
-            self._socket = sock
-        try:
-            yield
-        finally:
-            with self._lock:
-                self._socket = None
 
 
 class Sink:

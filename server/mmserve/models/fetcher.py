@@ -7,10 +7,10 @@ that hangs holds up nobody; what must outlive the process lies on the disk (`cac
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import errno
 import os
+import queue
 import resource
 import signal
 import socket
@@ -30,7 +30,6 @@ from mmserve.models.archive import unpack
 from mmserve.models.cache import Cache, Entry, digest_key, file_key
 from mmserve.models.digest import FileDigest
 from mmserve.models.disk import storage_failed
-from mmserve.models.download import Sink, Watch, download_http, download_s3
 from mmserve.models.layout import Layout, folder_names, names_any, read_layout
 from mmserve.models.limits import Rules
 from mmserve.models.manifest import Resolved, resolve
@@ -61,6 +60,7 @@ from mmserve.models.source import (
     scheme_of,
     shown,
 )
+from mmserve.models.watch import Watch
 
 _NICENESS = 10
 _MAX_DOWNLOADS = 16  # at once; more wait. Apart from the rest, so that they do not hold it up
@@ -196,6 +196,9 @@ class Fetcher:
     # Remote
 
     def _fetch_remote(self, order: Fetch, job: Job, scheme: str) -> Brought:
+        # Half of this process's start would be for what most of its lives do not need.
+        from mmserve.models.download import Sink, download_http, download_s3
+
         configure = self._configure
         if scheme == "file":
             return self._fetch_file_url(order, job)
@@ -392,6 +395,34 @@ _SPEAKS_OF_ARCHIVE = ("It is not", "The ")
 # The process
 
 
+class Crew:
+    """Threads that work off a queue, each started when the others are busy.
+
+    Not `concurrent.futures`, which takes a fifth of this process's start and waits for its
+    threads at the end.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._count = 0
+        self._queue: queue.SimpleQueue[tuple[Callable[..., None], tuple[object, ...]]]
+        self._queue = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+
+    def submit(self, work: Callable[..., None], *arguments: object) -> None:
+        """Called by one thread only; `work` raises nothing."""
+        self._queue.put((work, arguments))
+        if not self._idle.acquire(blocking=False) and self._count < self._most:
+            self._count += 1
+            threading.Thread(target=self._run, daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            work, arguments = self._queue.get()
+            work(*arguments)
+            self._idle.release()
+
+
 class Service:
     """Reads orders from a socket and answers them, until the other end is gone."""
 
@@ -399,9 +430,9 @@ class Service:
         self._sock = sock
         self._sending = threading.Lock()
         self._jobs: dict[int, Job] = {}
-        self._downloads = concurrent.futures.ThreadPoolExecutor(_MAX_DOWNLOADS)
-        self._unpacking = concurrent.futures.ThreadPoolExecutor(_MAX_UNPACKING)
-        self._chores = concurrent.futures.ThreadPoolExecutor(_MAX_CHORES)
+        self._downloads = Crew(_MAX_DOWNLOADS)
+        self._unpacking = Crew(_MAX_UNPACKING)
+        self._chores = Crew(_MAX_CHORES)
 
     def run(self) -> None:
         frames = Frames()

@@ -55,7 +55,7 @@ def without_credentials(url: str) -> str:
     head, mark, rest = url.partition("://")
     if not mark:
         return url
-    authority = re.split(r"[/?#\\]", rest, maxsplit=1)[0]
+    authority = re.split(r"[/?#]", rest, maxsplit=1)[0]
     return head + mark + authority.rpartition("@")[2] + rest[len(authority) :]
 
 
