@@ -56,5 +56,3 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     schemes: tuple[str, ...] = ("http", "https")
     urls: str = ".*"
-
-
