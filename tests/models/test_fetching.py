@@ -689,22 +689,31 @@ def test_the_store_is_listed_for_the_start(
     run(test)
 
 
-def test_libraries_named_in_the_sources_are_noticed(tmp_path: Path) -> None:
+def test_libraries_named_in_the_sources_are_noticed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    elsewhere = {"plain_handler.py": SERVICE, "torch_handler.py": "import torch"}
+    write_tree(tmp_path / "elsewhere", elsewhere | {"package/__init__.py": ""})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "elsewhere"))
+    uses = {"service.py": "from sub import x", "sub/x.py": "import torch"}
+
     async def test() -> None:
         async with open_shop(tmp_path, preload_imports="torch,numpy.linalg") as shop:
-            uses = {"service.py": "from sub import x", "sub/x.py": "import torch"}
-            for name, files in {
-                "plain": {"service.py": SERVICE},
-                "uses": uses,
-                "elsewhere": {"other.py": SERVICE},
-            }.items():
-                write_tree(shop.store / name, files)
-            asked = {"model_name": "m", "handler": "service:handle"}
-            found = {
-                name: (await shop.fetcher.fetch(name, **asked)).names_libraries
-                for name in ("plain", "uses", "elsewhere")
-            }
-            assert found == {"plain": False, "uses": True, "elsewhere": True}
+            write_tree(shop.store / "plain", {"service.py": SERVICE, "code/other.py": ""})
+            write_tree(shop.store / "uses", uses)
+            for directory, handler, expected in (
+                ("plain", "service:handle", False),
+                ("plain", "other:handle", False),
+                ("uses", "service:handle", True),
+                ("plain", "plain_handler:handle", False),
+                ("plain", "torch_handler:handle", True),
+                ("plain", "package.part:handle", True),
+                ("plain", "nowhere:handle", False),
+                ("plain", f"{tmp_path}/elsewhere/plain_handler.py:handle", False),
+                ("plain", f"{tmp_path}/elsewhere/torch_handler.py:handle", True),
+            ):
+                fetched = await shop.fetcher.fetch(directory, model_name="m", handler=handler)
+                assert fetched.names_libraries is expected, handler
 
     run(test)
 

@@ -30,7 +30,13 @@ from mmserve.models.archive import unpack
 from mmserve.models.cache import Cache, Entry, digest_key, file_key
 from mmserve.models.digest import FileDigest
 from mmserve.models.disk import storage_failed
-from mmserve.models.layout import Layout, folder_names, names_any, read_layout
+from mmserve.models.layout import (
+    Layout,
+    folder_names,
+    module_names_any,
+    names_any,
+    read_layout,
+)
 from mmserve.models.limits import Rules
 from mmserve.models.manifest import Resolved, resolve
 from mmserve.models.orders import (
@@ -104,6 +110,9 @@ class Fetcher:
         self._cache: Cache | None = None
         if configure.root:
             self._cache = Cache(Path(configure.root), Path(configure.home))
+        # Where workers look, as far as this process can tell: `-I` keeps the variable from it.
+        python_path = os.environ.get("PYTHONPATH", "")
+        self._search_path = [*filter(None, python_path.split(os.pathsep)), *sys.path]
         self._locks: dict[str, tuple[threading.Lock, int]] = {}
         self._locks_lock = threading.Lock()
 
@@ -323,7 +332,6 @@ class Fetcher:
         module, handler_folder = _handler_module(resolved.handler)
         if handler_folder:  # `dir/module.py:function` puts `dir` on the module path
             top_names = sorted({*top_names, *folder_names(directory / handler_folder)})
-        has_handler = module in top_names or module in layout.code_names
         return Brought(
             id=order.id,
             directory=layout.directory,
@@ -334,8 +342,17 @@ class Fetcher:
             size=entry.size if entry else None,
             top_names=top_names,
             code_names=layout.code_names,
-            names_libraries=not has_handler or names_any(directory, self._configure.libraries),
+            names_libraries=self._names_libraries(layout, module, handler_folder),
         )
+
+    def _names_libraries(self, layout: Layout, module: str, handler_folder: str) -> bool:
+        words, directory = self._configure.libraries, Path(layout.directory)
+        if names_any(directory, words):
+            return True
+        if module in layout.top_names or module in layout.code_names:
+            return False
+        path = [str(directory / handler_folder)] if handler_folder else self._search_path
+        return module_names_any(module.partition(".")[0], path, words)
 
     def _resolved(self, order: Fetch, layout: Layout) -> Resolved:
         return resolve(layout.manifest, order.overrides)

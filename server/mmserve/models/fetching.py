@@ -100,8 +100,8 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
         size_bytes: of all its files; None for a directory that is used in place.
         top_names: modules and packages at the top of the directory, and in the handler's folder.
         code_names: those in its folder `code`.
-        names_libraries: its sources name a library that the server preloads, or its handler is
-            not among them.
+        names_libraries: its sources or its handler's name a library that the server preloads, or
+            may do.
         lease: to be released when the model is gone.
     """
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.machinery
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -69,6 +70,32 @@ def read_layout(directory: Path, bounds: Path | None) -> Layout:
 def folder_names(directory: Path) -> list[str]:
     """Modules and packages in one folder; [] where there is no such folder."""
     return _modules(directory, _entries(directory)) if directory.is_dir() else []
+
+
+def module_names_any(module: str, path: Sequence[str], words: Sequence[str]) -> bool:
+    """Whether a module that the model does not bring may hold one of the words.
+
+    Args:
+        path: folders that it is looked for in.
+
+    Returns:
+        False where there is no such module: loading the model will fail, and may fail soon. A
+        package may import anything.
+    """
+    try:
+        found = importlib.machinery.PathFinder.find_spec(module, list(path))
+    except (ImportError, ValueError, OSError):
+        return True
+    if found is None:
+        return False
+    if found.submodule_search_locations is not None or not (found.origin or "").endswith(".py"):
+        return True
+    try:
+        with Path(found.origin or "").open("rb") as source:
+            text = source.read(_MAX_SOURCE_BYTES)
+    except OSError:
+        return True
+    return len(text) == _MAX_SOURCE_BYTES or any(word.encode() in text for word in words)
 
 
 def names_any(directory: Path, words: Sequence[str]) -> bool:
