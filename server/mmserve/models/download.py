@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import hashlib
 import http.client
 import os
 import ssl
@@ -18,7 +19,6 @@ from urllib.parse import urljoin
 import msgspec
 
 from mmserve.errors import DownloadFailed, ServeError, SourceNotFound, StorageFailed
-from mmserve.models.digest import Digest
 from mmserve.models.disk import storage_failed
 from mmserve.models.limits import DownloadLimits, Rules
 from mmserve.models.source import Remote, is_allowed, parse_remote, scheme_of, shown
@@ -32,7 +32,7 @@ class Sink:
     """The file that a download goes to, its digest, and its limits."""
 
     def __init__(self, fd: int, path: str, limits: DownloadLimits, url: str) -> None:
-        self.digest = Digest()
+        self.digest = hashlib.sha256()
         self.size = 0
         self._fd, self._path, self._limits, self._url = fd, path, limits, url
 

@@ -28,7 +28,7 @@ from mmserve.errors import DownloadFailed, InvalidModel, ServeError, SourceNotFo
 from mmserve.models import folder, startup
 from mmserve.models.archive import unpack
 from mmserve.models.cache import Cache, Entry, digest_key, file_key
-from mmserve.models.digest import FileDigest
+from mmserve.models.digest import digest_of
 from mmserve.models.disk import storage_failed
 from mmserve.models.layout import (
     Layout,
@@ -68,10 +68,15 @@ from mmserve.models.source import (
 )
 from mmserve.models.watch import Watch
 
-_NICENESS = 10
+_NICENESS = 5  # a third of the share that a prediction gets
 _MAX_DOWNLOADS = 16  # at once; more wait. Apart from the rest, so that they do not hold it up
 _MAX_UNPACKING = 8
 _MAX_CHORES = 2
+
+#: Archives up to this size are hashed before they are unpacked, which takes a hundredth of a
+#: second; larger ones later, unless one of exactly that size is there.
+_HASH_FIRST_BYTES = 16 << 20
+_HASH_LATER_S = 0.5
 
 #: A bomb or a memory-hungry library ends here, not in the machine's memory.
 _MAX_MEMORY_BYTES = 8 << 30
@@ -192,15 +197,19 @@ class Fetcher:
                 return self._settled(order, entry, None, is_new=False)
             source = Packed(fd, status.st_size, str(path))
             digest = None
-            if self.cache.may_have(status.st_size):
-                with contextlib.closing(FileDigest(source)) as hashing:
-                    digest = hashing.text()
+            if status.st_size <= _HASH_FIRST_BYTES or self.cache.may_have(status.st_size):
+                digest = digest_of(source, job.check)
                 entry = self.cache.take(digest_key(digest))
                 if entry is not None:
                     if key is not None:
                         self.cache.remember(key, entry)
                     return self._settled(order, entry, digest, is_new=False)
-            return self._unpack(order, job, source, digest, status, key)
+            brought, entry = self._unpack(order, job, source, digest, status)
+            if key is not None:
+                self.cache.remember(key, entry)
+            if digest is None:
+                self._learn_digest_later(source, entry, status)
+            return brought
 
     # Remote
 
@@ -249,14 +258,14 @@ class Fetcher:
                     job.check()
                     raise
                 path.unlink()
-                digest = sink.digest.text()
+                digest = sink.digest.hexdigest()
                 with self._one_at_a_time(digest), _named(remote.shown):
                     job.check()
                     entry = self.cache.take(digest_key(digest))
                     if entry is not None:
                         return self._settled(order, entry, digest, is_new=False)
                     source = Packed(fd, sink.size, str(path))
-                    return self._unpack(order, job, source, digest)
+                    return self._unpack(order, job, source, digest)[0]
 
     def _fetch_file_url(self, order: Fetch, job: Job) -> Brought:
         path = order.url.partition("://")[2].removeprefix("localhost")
@@ -272,23 +281,18 @@ class Fetcher:
         source: Packed,
         digest: str | None,
         status: os.stat_result | None = None,
-        key: str | None = None,
-    ) -> Brought:
-        """Unpacks an archive, and hashes it at the same time where its digest is not known.
+    ) -> tuple[Brought, Entry]:
+        """Makes an archive an entry of the cache.
 
         Args:
             status: of a file that somebody else may write to, before it was read.
-            key: what such a file is known by, if it can be.
         """
-        with self.cache.workplace() as workplace, contextlib.ExitStack() as undo:
+        with self.cache.workplace() as workplace:
             tree = workplace / "tree"
             try:
                 tree.mkdir()
             except OSError as error:
                 raise storage_failed("write", tree, error) from error
-            hashing = FileDigest(source) if digest is None else None
-            if hashing is not None:
-                undo.callback(hashing.close)
             pacing = Pacing(job.check, self.cache.make_room)
             limits = self._configure.limits
             unpack(source.fd, str(tree), name=source.name, limits=limits, pacing=pacing)
@@ -297,23 +301,28 @@ class Fetcher:
             if status is not None and _looks(os.fstat(source.fd)) != _looks(status):
                 raise InvalidModel("The file changed while it was read; try again.")
             job.check()
-            if hashing is not None and hashing.is_done:
-                digest = hashing.text()
             entry = self.cache.admit(workplace, source.size, digest)
-            if key is not None:
-                self.cache.remember(key, entry)
-            if hashing is not None and status is not None and digest is None:
-                # Nobody has to wait: a stored archive is copied faster than it is hashed.
-                undo.pop_all()
-                late = (hashing, entry, status)
-                threading.Thread(target=self._learn_digest, args=late, daemon=True).start()
-        return self._settled(order, entry, digest, is_new=True)
+        return self._settled(order, entry, digest, is_new=True), entry
 
-    def _learn_digest(self, hashing: FileDigest, entry: Entry, status: os.stat_result) -> None:
-        with contextlib.closing(hashing), contextlib.suppress(ServeError):
-            key = digest_key(hashing.text())
-            if _looks(hashing.status()) == _looks(status):
-                self.cache.remember(key, entry)
+    def _learn_digest_later(self, source: Packed, entry: Entry, status: os.stat_result) -> None:
+        """Hashes a large file once the model that it brought has had time to load.
+
+        Hashing takes longer than copying a stored archive does, nobody waits for it, and if this
+        process ends before it is done, the same archive in another file is unpacked again, no more.
+        """
+        source = source._replace(fd=os.dup(source.fd))
+
+        def learn() -> None:
+            if sys.platform == "linux":  # where a thread has a priority of its own
+                os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 19)
+            with contextlib.closing(_Descriptor(source.fd)), contextlib.suppress(ServeError):
+                digest = digest_of(source)
+                if _looks(os.fstat(source.fd)) == _looks(status):
+                    self.cache.remember(digest_key(digest), entry)
+
+        timer = threading.Timer(_HASH_LATER_S, learn)
+        timer.daemon = True
+        timer.start()
 
     def _settled(self, order: Fetch, entry: Entry, digest: str | None, *, is_new: bool) -> Brought:
         try:

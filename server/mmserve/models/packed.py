@@ -11,8 +11,9 @@ from mmserve.models.disk import storage_failed
 from mmserve.models.limits import Limits
 
 CHUNK_BYTES = 256 * 1024
-#: Compressed bytes inflated at a time.
-INFLATE_BYTES = 64 * 1024
+#: Compressed bytes read, and inflated bytes made, at a time: with more, isal grows buffers.
+INFLATE_BYTES = 256 * 1024
+INFLATED_BYTES = 128 * 1024
 
 
 class Pacing(NamedTuple):

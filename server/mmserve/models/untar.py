@@ -14,6 +14,7 @@ from mmserve.models.limits import Limits
 from mmserve.models.packed import (
     CHUNK_BYTES,
     INFLATE_BYTES,
+    INFLATED_BYTES,
     Pacing,
     Packed,
     bomb,
@@ -189,7 +190,7 @@ def _gunzipped(source: Packed) -> Iterator[bytes]:
                 data = more()
                 if not data:
                     raise InvalidModel("It is not a valid tar.gz archive: it is cut off.")
-            yield stream.decompress(data, CHUNK_BYTES)
+            yield stream.decompress(data, INFLATED_BYTES)
             data = b""
         data = stream.unused_data.lstrip(b"\0")
         while not data and (block := more()):

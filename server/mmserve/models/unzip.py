@@ -16,7 +16,14 @@ from mmserve.models import inflate
 from mmserve.models.entries import Parts, Tree, parts_of, quoted
 from mmserve.models.ground import Ground
 from mmserve.models.limits import Limits
-from mmserve.models.packed import CHUNK_BYTES, INFLATE_BYTES, Pacing, Packed, refuse_bomb
+from mmserve.models.packed import (
+    CHUNK_BYTES,
+    INFLATE_BYTES,
+    INFLATED_BYTES,
+    Pacing,
+    Packed,
+    refuse_bomb,
+)
 
 #: Enough to keep up with a disk, and all that a small host has.
 _THREADS = min(2, os.cpu_count() or 1)
@@ -166,7 +173,7 @@ def _inflated(source: Packed, offset: int, size: int) -> Iterator[bytes]:
                 raise zipfile.BadZipFile("an entry is cut off")
             offset += len(data)
             size -= len(data)
-        yield stream.decompress(data, CHUNK_BYTES)
+        yield stream.decompress(data, INFLATED_BYTES)
 
 
 def _write_member(source: Packed, member: _Member, ground: Ground, pacing: Pacing) -> None:
