@@ -26,7 +26,8 @@ _DRIVE = re.compile(r"[A-Za-z]:")
 
 def quoted(name: str) -> str:
     """A name for a message: printable, and short."""
-    return ascii(name if len(name) <= 100 else f"{name[:60]}…{name[-30:]}")
+    shown = ascii(name)  # cut after it is escaped: an escape has up to ten characters
+    return shown if len(shown) <= 200 else f"{shown[:120]}...{shown[-60:]}"
 
 
 def parts_of(name: str) -> Parts:
