@@ -168,7 +168,10 @@ class Fetcher:
         assert order.store
         bounds = None if Path(order.store) == Path("/") else Path(order.store).resolve()
         try:
-            # Not blocking: the path may be a pipe's.
+            # Looked at before it is opened: to open a device or a pipe may do something, or wait.
+            kind = stat.S_IFMT(path.stat().st_mode)
+            if kind not in (stat.S_IFREG, stat.S_IFDIR):
+                raise not_in_store(order.url, "it is neither a file nor a directory")
             fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             if error.errno in _NO_SUCH_PATH:
@@ -179,11 +182,8 @@ class Fetcher:
         with contextlib.closing(_Descriptor(fd)):
             if bounds is not None and not is_within(path, bounds):
                 raise not_in_store(order.url, "it is a link that leads out of the store")
-            status = os.fstat(fd)
-            if stat.S_ISDIR(status.st_mode):
+            if kind == stat.S_IFDIR:
                 return self._brought(order, read_layout(path, bounds), None, None)
-            if not stat.S_ISREG(status.st_mode):
-                raise not_in_store(order.url, "it is neither a file nor a directory")
             with _named(order.url):
                 return self._fetch_file(order, job, fd, path)
 
