@@ -65,7 +65,9 @@ class Screen:
         print(f"\n{self.paint(text, 1)}", flush=True)
 
     def line(self, text: str = "") -> None:
-        print(f"  {text}" if text else "", flush=True)
+        # On a terminal `waiting` may have left its note on this line.
+        clear = "\r\033[K" if self.is_terminal else ""
+        print(f"{clear}  {text}" if text else clear, flush=True)
 
     def done(self, text: str, seconds: float | None = None) -> None:
         spent = "" if seconds is None else self.paint(f"  {_duration(seconds)}", 2)
