@@ -205,16 +205,20 @@ class Fetcher:
                         self.cache.remember(key, entry)
                     return self._settled(order, entry, digest, is_new=False)
             brought, entry = self._unpack(order, job, source, digest, status)
-            if key is not None:
-                self.cache.remember(key, entry)
-            if digest is None:
-                self._learn_digest_later(source, entry, status)
+            try:
+                if key is not None:
+                    self.cache.remember(key, entry)
+                if digest is None:
+                    self._learn_digest_later(source, entry, status)
+            except BaseException:
+                self.cache.release(entry.token, keep=False)
+                raise
             return brought
 
     # Remote
 
     def _fetch_remote(self, order: Fetch, job: Job, scheme: str) -> Brought:
-        # Half of this process's start would be for what most of its lives do not need.
+        # Slow to import, and most lives of this process download nothing.
         from mmserve.models.download import Sink, download_http, download_s3
 
         configure = self._configure
