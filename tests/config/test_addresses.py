@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.config.addresses import Address, parse
+from mmserve.config.addresses import Address, is_loopback, parse
 from mmserve.errors import ConfigurationError
 
 
@@ -122,3 +122,37 @@ def test_tls_follows_the_scheme():
     assert not parse("http://h:1").is_tls
     assert not parse("unix:/s").is_tls
     assert parse("unix:/s").is_unix
+
+
+@pytest.mark.parametrize(
+    "host",
+    ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"],
+)
+def test_this_machine_has_several_names(host):
+    assert is_loopback(host)
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "",
+        "0.0.0.0",
+        "10.0.0.1",
+        "evil.example",
+        "localhost.evil.example",
+        "evil-localhost",
+        "127.0.0.1.evil.example",
+        "127.1",
+        "::",
+        "::2",
+        "::ffff:10.0.0.1",
+        "a\0b",
+    ],
+)
+def test_other_hosts_are_not_this_machine(host):
+    assert not is_loopback(host)
+
+
+@given(st.text())
+def test_any_host_is_this_machine_or_not(host):
+    assert is_loopback(host) in (True, False)

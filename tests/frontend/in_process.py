@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Coroutine, Mapping
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping
+from typing import Any, TypeAlias
 
 from mmserve.config.settings import Settings
 from mmserve.frontend.api import Api
+from mmserve.frontend.head import split_target
 from mmserve.frontend.http import Application, Exchange, Request, Response
 from tests.frontend.fake_models import FakeModels
+
+#: Headers by name, or as pairs where a name comes twice.
+Fields: TypeAlias = Mapping[str, str] | Iterable[tuple[str, str]]
 
 JSON = {"Content-Type": "application/json"}
 FORM = {"Content-Type": "application/x-www-form-urlencoded"}
@@ -50,11 +54,10 @@ class Reply:
         return self.status, error["type"], error["message"]
 
 
-def request(
-    method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-) -> Request:
-    path, _, query = target.partition("?")
-    fields = [("Host", "localhost:8081"), *(headers or {}).items()]
+def request(method: str, target: str, body: bytes = b"", headers: Fields = ()) -> Request:
+    path, query = split_target(target)
+    pairs = headers.items() if isinstance(headers, Mapping) else headers
+    fields = [("Host", "localhost:8081"), *pairs]
     return Request(method, target, path, query, fields, body, id="the-id")
 
 
@@ -81,7 +84,7 @@ class House:
         method: str,
         target: str,
         body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
+        headers: Fields = (),
     ) -> Reply:
         """The reply, after what the request started has run to its end."""
         exchange = RecordingExchange(request(method, target, body, headers))

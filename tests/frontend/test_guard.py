@@ -9,61 +9,67 @@ from mmserve.frontend.guard import (
     TokenFile,
     bearer_token,
     is_allowed_origin,
-    is_bound_to_loopback,
-    is_loopback,
     is_same_origin,
-    split_port,
+    named_host,
+    split_authority,
 )
 
 
 @pytest.mark.parametrize(
-    "host",
-    ["localhost", "LOCALHOST.", "a.localhost", "127.0.0.1", "127.9.9.9", "::1", "::ffff:127.0.0.1"],
-)
-def test_this_machine_has_several_names(host: str) -> None:
-    assert is_loopback(host)
-
-
-@pytest.mark.parametrize(
-    "host",
+    ("authority", "parts"),
     [
-        "",
-        "0.0.0.0",
-        "10.0.0.1",
-        "evil.example",
-        "localhost.evil.example",
-        "evil-localhost",
-        "127.0.0.1.evil.example",
-        "127.1",
-        "::",
-        "::2",
-        "::ffff:10.0.0.1",
-        "a\0b",
+        ("LocalHost", ("localhost", "")),
+        ("localhost:8081", ("localhost", "8081")),
+        ("[::1]:8081", ("::1", "8081")),
+        ("[::1]", ("::1", "")),
+        ("localhost:", ("localhost", "")),
     ],
 )
-def test_other_hosts_are_not_this_machine(host: str) -> None:
-    assert not is_loopback(host)
+def test_an_authority_is_taken_apart(authority: str, parts: tuple[str, str]) -> None:
+    assert split_authority(authority) == parts
+
+
+@pytest.mark.parametrize(
+    "authority",
+    [
+        "",
+        ":80",
+        "localhost:80@evil.example",
+        "localhost@evil.example",
+        "[::1]evil.example",
+        "[::1].evil.example:80",
+        "[localhost]",
+        "::1",
+        "localhost evil.example",
+        "localhost:80:80",
+        "localhost/evil.example",
+        "localhost:8x",
+    ],
+)
+def test_what_is_no_authority_is_not_taken_for_its_beginning(authority: str) -> None:
+    assert split_authority(authority) is None
 
 
 @given(st.text())
-def test_any_host_is_this_machine_or_not(host: str) -> None:
-    assert is_loopback(split_port(host)[0]) in (True, False)
+def test_any_text_is_an_authority_or_not(text: str) -> None:
+    parts = split_authority(text)
+    assert parts is None or parts[0]
 
 
 @pytest.mark.parametrize(
-    ("address", "is_bound"),
+    ("target", "header", "host"),
     [
-        ("http://127.0.0.1:8081", True),
-        ("HTTPS://localhost", True),
-        ("http://[::1]:8081", True),
-        ("http://0.0.0.0:8081", False),
-        ("http://[::]:8081", False),
-        ("http://somewhere:8081", False),
-        ("unix:/run/m.sock", False),
+        ("/models", "localhost:8081", "localhost:8081"),
+        ("/models?url=http://a.example", "localhost", "localhost"),
+        ("/models", None, ""),
+        ("*", "localhost", "localhost"),
+        ("http://evil.example/models", "localhost", "evil.example"),
+        ("http://localhost:8081?limit=1", "evil.example", "localhost:8081"),
+        ("http://localhost", None, "localhost"),
     ],
 )
-def test_a_listener_is_bound_to_loopback_or_wider(address: str, is_bound: bool) -> None:
-    assert is_bound_to_loopback(address) is is_bound
+def test_an_absolute_target_names_the_host(target: str, header: str | None, host: str) -> None:
+    assert named_host(target, header) == host
 
 
 @pytest.mark.parametrize(
@@ -77,6 +83,8 @@ def test_a_listener_is_bound_to_loopback_or_wider(address: str, is_bound: bool) 
         ("http://localhost:3000", "localhost:8081", False),
         ("http://evil.example", "localhost:8081", False),
         ("null", "localhost:8081", False),
+        ("file://localhost", "localhost", False),
+        ("http://localhost:80@evil.example", "localhost:80@evil.example", False),
         ("", "localhost", False),
         ("http://", "", False),
     ],
@@ -122,6 +130,13 @@ def test_without_the_token_nobody_enters(tmp_path: Path, header: str | None) -> 
     path.write_text("right")
     with pytest.raises(Unauthorized):
         TokenFile(str(path)).check(header)
+
+
+def test_a_token_may_have_any_bytes(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    path.write_text("pâté", "utf-8")
+    on_the_wire = "pâté".encode().decode("latin-1")
+    TokenFile(str(path)).check(f"Bearer {on_the_wire}")
 
 
 @pytest.mark.parametrize("change", ["gone", "empty"])

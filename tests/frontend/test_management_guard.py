@@ -54,7 +54,29 @@ def test_a_page_that_cors_allows_or_of_the_server_itself_may(
         assert send("GET", "/models", b"", {"Origin": origin}).status == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example:8081", "10.0.0.1", "127.0.0.1.nip.example"])
+def test_every_origin_that_a_request_names_counts() -> None:
+    own, foreign = ("Origin", "http://localhost:8081"), ("origin", "http://evil.example")
+    for headers in ([own, foreign], [foreign, own]):
+        assert house().manage("GET", "/models", b"", headers).told[0] == 403
+
+
+def test_the_host_of_an_absolute_target_counts() -> None:
+    for send in (house().manage, house().share):
+        assert send("GET", "http://evil.example/models").told[0] == 403
+        rebound = {"Host": "evil.example"}
+        assert send("GET", "http://localhost:8081/models", b"", rebound).status == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example:8081",
+        "10.0.0.1",
+        "127.0.0.1.nip.example",
+        "localhost:80@evil.example",
+        "[::1]evil.example",
+    ],
+)
 def test_a_rebound_host_name_is_refused_on_loopback(host: str) -> None:
     served = house(cors_allowed_origin="*")
     for send in (served.manage, served.share):

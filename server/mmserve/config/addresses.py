@@ -19,6 +19,9 @@ _MAX_PATH_BYTES = 103
 _TCP = re.compile(r"(https?)://(\[[^\]\s]+\]|[^\s/?#@:\[\]]+)(?::([0-9]+))?", re.IGNORECASE)
 _UNIX = re.compile(r"unix:(/[^\0]+)", re.IGNORECASE)
 
+_V6_LOOPBACK = bytes(15) + b"\1"
+_V4_MAPPED = bytes(10) + b"\xff\xff"
+
 ALLOWED = "http://HOST[:PORT], https://HOST[:PORT] or unix:/ABSOLUTE/PATH"
 
 
@@ -48,9 +51,7 @@ class Address(msgspec.Struct, frozen=True):
     @property
     def is_loopback(self) -> bool:
         """Only this machine can reach it: loopback, or a unix socket."""
-        if self.is_unix or self.host.lower() in ("localhost", "::1"):
-            return True
-        return self.host.startswith("127.") and _is_literal(socket.AF_INET, self.host)
+        return self.is_unix or is_loopback(self.host)
 
     def same_listener(self, other: Address) -> bool:
         """Whether one listener serves both; as in Multi Model Server the scheme does not count.
@@ -100,14 +101,25 @@ def parse(text: str, key: str = "inference_address") -> Address:
     return Address(scheme, host, port)
 
 
+def is_loopback(host: str) -> bool:
+    """Whether a host, as a name or an address without brackets, can only be this machine."""
+    host = host.lower().removesuffix(".")
+    if host == "localhost" or host.endswith(".localhost"):  # RFC 6761, section 6.3
+        return True
+    if v4 := _packed(socket.AF_INET, host):
+        return v4[0] == 127
+    v6 = _packed(socket.AF_INET6, host)
+    return v6 == _V6_LOOPBACK or v6[:13] == _V4_MAPPED + b"\x7f"
+
+
 def _is_ipv6(host: str) -> bool:
     literal, percent, zone = host.partition("%")
-    return _is_literal(socket.AF_INET6, literal) and bool(zone) == bool(percent)
+    return bool(_packed(socket.AF_INET6, literal)) and bool(zone) == bool(percent)
 
 
-def _is_literal(family: int, text: str) -> bool:
+def _packed(family: int, text: str) -> bytes:
+    """The bytes of an address literal; b"" where it is none."""
     try:
-        socket.inet_pton(family, text)
+        return socket.inet_pton(family, text)
     except (OSError, ValueError):  # ValueError: half a surrogate pair, a zero character
-        return False
-    return True
+        return b""

@@ -51,9 +51,7 @@ class Api:
         )
         self._management = Management(models, spawn)
         self._guard = Guard(
-            settings.management_address,
-            settings.cors_allowed_origin,
-            settings.management_token_file,
+            settings.management, settings.cors_allowed_origin, settings.management_token_file
         )
         self._has_cors = bool(
             settings.cors_allowed_origin

@@ -8,61 +8,40 @@ bind its own host name to 127.0.0.1 (DNS rebinding): then `Host` does.
 from __future__ import annotations
 
 import logging
-import socket
+import re
 from pathlib import Path
 
-from mmserve.config.addresses import parse as parse_address
+from mmserve.config.addresses import Address, is_loopback
 from mmserve.errors import ConfigurationError, Forbidden, Unauthorized
 from mmserve.frontend.http import Request
 
 _log = logging.getLogger(__name__)
 
 _DEFAULT_PORTS = {"http": "80", "https": "443"}
+_AUTHORITY = re.compile(r"(?:\[([0-9a-f:.]+)\]|([^\s:@/?#\[\]]+))(?::([0-9]*))?")
 
 
 # Quiet: texts in, answers out
 
 
-def is_loopback(host: str) -> bool:
-    """Whether a host, as a name or an address without brackets, can only be this machine."""
-    host = host.lower().rstrip(".")
-    if host == "localhost" or host.endswith(".localhost"):
-        return True
-    for family, is_inside in (
-        (socket.AF_INET, lambda packed: packed[0] == 127),
-        (socket.AF_INET6, _is_loopback_v6),
-    ):
-        try:
-            return is_inside(socket.inet_pton(family, host))
-        except (OSError, ValueError):  # ValueError: a NUL in the text
-            continue
-    return False
+def split_authority(authority: str) -> tuple[str, str] | None:
+    """Host, without brackets and in lower case, and port ("" where there is none).
 
-
-def _is_loopback_v6(packed: bytes) -> bool:
-    mapped = packed.startswith(b"\0" * 10 + b"\xff\xff")
-    return packed == b"\0" * 15 + b"\1" or (mapped and packed[12] == 127)
-
-
-def is_bound_to_loopback(address: str) -> bool:
-    """Whether a listener at this `management_address` is reachable by TCP from here only.
-
-    False for a unix socket too, which no browser reaches.
-
-    Raises:
-        ConfigurationError: it is no address.
+    None for what is no `host[:port]`; user information is not let pass as a port.
     """
-    where = parse_address(address, "management_address")
-    return where.is_loopback and not where.is_unix
+    if not (parts := _AUTHORITY.fullmatch(authority.lower())):
+        return None
+    v6, name, port = parts.groups(default="")
+    return v6 or name, port
 
 
-def split_port(authority: str) -> tuple[str, str]:
-    """Host, without brackets, and port ("" where there is none)."""
-    if authority.startswith("["):
-        host, _, rest = authority[1:].partition("]")
-        return host, rest.removeprefix(":")
-    host, _, port = authority.partition(":")
-    return host, port
+def named_host(target: str, host: str | None) -> str:
+    """The authority that a request names: an absolute target goes before `Host`.
+
+    Source: RFC 9112, section 3.2.2.
+    """
+    _, mark, rest = ("", "", "") if target.startswith("/") else target.partition("://")
+    return re.split("[/?#]", rest, maxsplit=1)[0] if mark else host or ""
 
 
 def is_same_origin(origin: str, host: str) -> bool:
@@ -70,12 +49,17 @@ def is_same_origin(origin: str, host: str) -> bool:
 
     The scheme is not compared: behind a proxy that ends TLS it is not ours to know.
     """
-    scheme, separator, authority = origin.lower().partition("://")
-    if not separator or not host:
+    scheme, _, authority = origin.partition("://")
+    default = _DEFAULT_PORTS.get(scheme.lower())
+    ours, theirs = split_authority(host), split_authority(authority)
+    if default is None or ours is None or theirs is None:
         return False
-    default = _DEFAULT_PORTS.get(scheme, "")
-    ours, theirs = split_port(host.lower()), split_port(authority)
     return (ours[0], ours[1] or default) == (theirs[0], theirs[1] or default)
+
+
+def _is_this_machine(authority: str) -> bool:
+    parts = split_authority(authority)
+    return parts is not None and is_loopback(parts[0])
 
 
 def is_allowed_origin(origin: str, allowed: str | None) -> bool:
@@ -144,8 +128,8 @@ class TokenFile:
                 extra={"path": str(self._path), "error": error.strerror},
             )
             token = b""
-        # In constant time; a file that is empty or gone lets nobody in.
-        if not hmac.compare_digest(given.encode("utf-8", "replace"), token) or not token:
+        # In constant time; a file that is empty or gone lets nobody in. Headers are Latin-1 here.
+        if not hmac.compare_digest(given.encode("latin-1", "replace"), token) or not token:
             raise Unauthorized("The management token is wrong.")
 
 
@@ -153,7 +137,7 @@ class Guard:
     """Stands before every management route.
 
     Args:
-        management_address: of the settings; decides whether `Host` matters.
+        address: of management; `Host` matters where TCP reaches it from this machine only.
         allowed_origin: `cors_allowed_origin`.
         token_file: `management_token_file`.
 
@@ -162,39 +146,35 @@ class Guard:
     """
 
     def __init__(
-        self, management_address: str, allowed_origin: str | None, token_file: str | None
+        self, address: Address, allowed_origin: str | None, token_file: str | None
     ) -> None:
-        self._loopback_only = is_bound_to_loopback(management_address)
+        # No browser reaches a unix socket.
+        self._loopback_only = address.is_loopback and not address.is_unix
         self._allowed_origin = allowed_origin
         self._token_file = TokenFile(token_file) if token_file else None
 
     def check_origin(self, request: Request) -> None:
         """Raises Forbidden for a page of somebody else."""
-        host = request.header("host") or ""
-        if self._loopback_only and host and not is_loopback(split_port(host)[0]):
+        host = named_host(request.target, request.header("host"))
+        if self._loopback_only and host and not _is_this_machine(host):
             raise Forbidden(
                 f"Host {host!r} is not this machine, to which management_address binds "
                 "management; send the request to localhost."
             )
-        origin = request.header("origin")
-        if (
-            origin is not None
-            and not is_same_origin(origin, host)
-            and not is_allowed_origin(origin, self._allowed_origin)
-        ):
-            raise Forbidden(
-                f"Origin {origin!r} may not use management; cors_allowed_origin can allow it."
-            )
+        for name, origin in request.headers:
+            if (
+                name.lower() == "origin"
+                and not is_same_origin(origin, host)
+                and not is_allowed_origin(origin, self._allowed_origin)
+            ):
+                raise Forbidden(
+                    f"Origin {origin!r} may not use management; cors_allowed_origin can allow it."
+                )
 
     def check_token(self, request: Request) -> None:
         """Raises Unauthorized without the token, where one is demanded."""
         if self._token_file is not None:
             self._token_file.check(request.header("authorization"))
-
-    def check(self, request: Request) -> None:
-        """Raises Forbidden or Unauthorized."""
-        self.check_origin(request)
-        self.check_token(request)
 
 
 def is_preflight(request: Request) -> bool:
