@@ -93,7 +93,7 @@ class Reply(NamedTuple):
 
     @property
     def reason(self) -> str:
-        return self.head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2][4:]
+        return self.head.partition(b"\r\n")[0].decode("latin-1").partition(" ")[2].partition(" ")[2]
 
     @property
     def headers(self) -> list[tuple[str, str]]:

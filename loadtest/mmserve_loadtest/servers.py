@@ -124,12 +124,15 @@ class Server:
         properties: Mapping[str, object],
         env: Mapping[str, str],
         models: tuple[str, ...],
+        one_port: bool,
     ) -> None:
         self.subject, self.home = subject, home
         self._tmp, self._logs, config = home / "tmp", home / "logs", home / "bench.properties"
         for folder in (self._tmp, self._logs):
             folder.mkdir(parents=True)
         inference, management = free_ports(2)
+        if one_port:
+            management = inference
         self.inference = f"http://127.0.0.1:{inference}"
         self.management = f"http://127.0.0.1:{management}"
         addresses = {"inference_address": self.inference, "management_address": self.management}
@@ -230,6 +233,7 @@ def running(
     properties: Mapping[str, object] | None = None,
     env: Mapping[str, str] | None = None,
     models: tuple[str, ...] = (),
+    one_port: bool = False,
     limit_s: float = START_LIMIT_S,
 ) -> Iterator[Server]:
     """A server that answers, as shipped but for its addresses and folders; stopped at the end.
@@ -237,6 +241,7 @@ def running(
     Args:
         properties: more lines of its `config.properties`.
         models: words of `--models`.
+        one_port: one listener has both APIs.
 
     Raises:
         ServerFailed: it does not come up.
@@ -244,7 +249,7 @@ def running(
     # Short, because sockets in it may be named at most 107 bytes long.
     home = Path(tempfile.mkdtemp(prefix="mmsb-", dir="/tmp" if Path("/tmp").is_dir() else None))
     try:
-        server = Server(subject, home, store, properties or {}, env or {}, models)
+        server = Server(subject, home, store, properties or {}, env or {}, models, one_port)
         try:
             server.wait_until_ready(limit_s)
             yield server
