@@ -98,3 +98,7 @@ def test_any_message_makes_valid_utf_8_json_that_may_stand_in_html(message: str)
     expected = message.encode("utf-8", "replace").decode()
     assert json.loads(body).get("message", "") == expected
     assert not set(b"<>&='") & set(body)
+
+
+def test_the_empty_message_of_a_handler_is_told() -> None:
+    assert b'"message": ""' in problem(errors.PredictionFailed(500, "")).body

@@ -133,6 +133,9 @@ class Inference:
 def reply_to(outcome: Result | ServeError) -> Response:
     """The reply that carries what a handler answered, or says why it did not."""
     if not isinstance(outcome, Result):
+        if isinstance(outcome, PredictionFailed) and outcome.status == HTTPStatus.OK:
+            # A PredictionException of code 200 is a success with this body to MMS's clients.
+            return Response(HTTPStatus.OK, b"error")
         return problem(outcome)
     status = outcome.status
     if status not in SENDABLE:
@@ -140,7 +143,9 @@ def reply_to(outcome: Result | ServeError) -> Response:
     headers = outcome.headers
     if outcome.is_json and not any(key.lower() == "content-type" for key, _ in headers):
         headers = (*headers, JSON_TYPE)
-    return Response(status, outcome.body, headers, outcome.phrase or None)
+    # "Reset Content" has a length, which is zero (RFC 9110, section 15.3.6).
+    body = b"" if status == HTTPStatus.RESET_CONTENT else outcome.body
+    return Response(status, body, headers, outcome.phrase or None)
 
 
 def _body(request: Request) -> Parameters:

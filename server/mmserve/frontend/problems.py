@@ -119,7 +119,7 @@ def _make(error: Exception, headers: Headers) -> Response:
     status = status_of(error)
     message = str(error)
     body = b'{\n  "code": %d,\n  "type": "%s"' % (status, type_of(error).encode())
-    if message:
+    if message or isinstance(error, errors.PredictionFailed):  # a handler's word, be it empty
         body += b',\n  "message": ' + text_literal(message)
     body += b"\n}\n"
     all_headers = _JSON_ONLY

@@ -37,8 +37,8 @@ _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _VALUE = re.compile(r"[^\x00-\x08\x0a-\x1f\x7f]*")
 _REASON = re.compile(r"[\t\x20-\x7e\x80-\xff]+")
 
-#: Where Python's own phrase has changed between its versions.
-_PHRASES = {413: "Request Entity Too Large"}
+#: Where Python's own phrase has changed between its versions, or is a joke.
+_PHRASES = {413: "Request Entity Too Large", 418: "Client Error (418)"}
 _CLASSES = {2: "Success", 3: "Redirection", 4: "Client Error", 5: "Server Error"}
 
 #: Header lines worth keeping: a handler sets the same few again and again.
