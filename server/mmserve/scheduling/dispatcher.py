@@ -21,9 +21,10 @@ from mmserve.wire.messages import Item, Outcome, Predict, Replies
 from mmserve.workers.worker import Worker
 from mmserve.workers.zygote import Exit, Zygote
 
-#: Below this mean time in the handler the next batch is sent before the last one is answered: the
+#: A worker gets so much work in advance, by the mean time of its handler: for a quick handler the
 #: way to the worker and back would else cost more than the work.
-PREFETCH_BELOW_S = 0.002
+AHEAD_S = 0.002
+MOST_AHEAD = 16
 _SMOOTHING = 0.2
 
 
@@ -37,15 +38,33 @@ class Batch:
 
 
 class Seat:
-    """A ready worker and the batches it has, oldest first; only the first has begun."""
+    """A ready worker and the batches it has, oldest first; only the first has begun.
 
-    __slots__ = ("batches", "handler_s", "is_retired", "worker")
+    Attributes:
+        ahead: batches that it may have beside the one it works on.
+        is_offered: it stands in the queue of those that have room for a batch in advance.
+        is_retired: it gets no batch any more.
+    """
+
+    __slots__ = ("ahead", "batches", "handler_s", "is_offered", "is_retired", "worker")
 
     def __init__(self, worker: Worker) -> None:
         self.worker = worker
         self.batches: deque[Batch] = deque()
-        self.handler_s = 1.0  # unknown: no prefetch until a batch has told
-        self.is_retired = False
+        self.handler_s = 0.0
+        self.ahead = 0  # until a batch has told how long it takes
+        self.is_offered = self.is_retired = False
+
+    def learn(self, handler_s: float) -> None:
+        """A batch took so long in the handler."""
+        if self.handler_s:
+            handler_s = self.handler_s + _SMOOTHING * (handler_s - self.handler_s)
+        self.handler_s = max(handler_s, 1e-6)
+        self.ahead = min(MOST_AHEAD, int(AHEAD_S / self.handler_s))
+
+    @property
+    def has_room_ahead(self) -> bool:
+        return 0 < len(self.batches) <= self.ahead and not self.is_retired
 
 
 class Dispatcher:
@@ -66,7 +85,7 @@ class Dispatcher:
         self._loop = asyncio.get_running_loop()
         self._seats: dict[Worker, Seat] = {}
         self._idle: list[Seat] = []
-        self._busy_quick: deque[Seat] = deque()  # one batch in work, room for one in advance
+        self._offers: deque[Seat] = deque()  # busy, but with room for a batch in advance
         self._in_advance = 0
         self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
@@ -119,9 +138,27 @@ class Dispatcher:
         batcher = self._batcher
         while self._idle and (jobs := batcher.take(now)):
             self._send(self._idle.pop(), jobs, now)
-        while self._busy_quick and (jobs := batcher.take(now)):
-            self._send(self._busy_quick.popleft(), jobs, now)
+        # While all are busy a batch that is not full may still grow.
+        while self._offers and len(batcher) >= batcher.size and (seat := self._next_offer()):
+            if not (jobs := batcher.take(now)):
+                self._offer(seat)
+                break
+            self._send(seat, jobs, now)
         self._set_timer()
+
+    def _offer(self, seat: Seat) -> None:
+        if not seat.is_offered and seat.has_room_ahead:
+            seat.is_offered = True
+            self._offers.append(seat)
+
+    def _next_offer(self) -> Seat | None:
+        """The seat that has waited longest for work in advance, if it still has room."""
+        while self._offers:
+            seat = self._offers.popleft()
+            seat.is_offered = False
+            if seat.has_room_ahead:
+                return seat
+        return None
 
     def _send(self, seat: Seat, jobs: list[Job], now: float) -> None:
         self._next_id += 1
@@ -132,14 +169,15 @@ class Dispatcher:
                 entries.append(parameter)
                 parts.append(value)
             items.append(Item(job.request_id, job.headers, entries))
-        if seat.batches:
+        is_ahead = bool(seat.batches)
+        if is_ahead:
             self._in_advance += len(jobs)
-        elif seat.handler_s < PREFETCH_BELOW_S:
-            self._busy_quick.append(seat)
         seat.batches.append(Batch(self._next_id, jobs, now))
+        self._offer(seat)
         worker = seat.worker
         worker.began()
-        worker.send(Predict(self._next_id, items), parts)
+        # What it cannot begin yet may wait for its neighbours, to be sent with one system call.
+        worker.send(Predict(self._next_id, items), parts, soon=is_ahead)
         if self._watch is None:
             self._watch = self._loop.call_later(self._response_timeout_s, self._look_for_late)
 
@@ -158,15 +196,14 @@ class Dispatcher:
         seat.is_retired = True
         if seat in self._idle:
             self._idle.remove(seat)
-        self._take_off_quick(seat)
 
     def worker_gone(self, worker: Worker, how: Exit) -> None:
         seat = self._seats.pop(worker, None)
         if seat is None:
             return
+        seat.is_retired = True
         if seat in self._idle:
             self._idle.remove(seat)
-        self._take_off_quick(seat)
         while len(seat.batches) > 1:
             self._put_back(seat.batches.pop())
         if seat.batches:
@@ -175,10 +212,6 @@ class Dispatcher:
             _deliver_to_all(seat.batches.pop().jobs, died)
         self._pump(time.monotonic())
         self._look_whether_dry()
-
-    def _take_off_quick(self, seat: Seat) -> None:
-        if seat in self._busy_quick:
-            self._busy_quick.remove(seat)
 
     def _put_back(self, batch: Batch) -> None:
         self._in_advance -= len(batch.jobs)
@@ -193,20 +226,15 @@ class Dispatcher:
         batch = seat.batches.popleft()
         worker = seat.worker
         worker.finished()
-        seat.handler_s += _SMOOTHING * (message.handler_s - seat.handler_s)
-        if worker.batches == 1:
-            seat.handler_s = message.handler_s
+        seat.learn(message.handler_s)
         now = time.monotonic()
         if seat.batches:  # it works on what was sent in advance
             begun = seat.batches[0]
             begun.sent_at = now
             self._in_advance -= len(begun.jobs)
-            if not seat.is_retired and seat.handler_s < PREFETCH_BELOW_S:
-                self._busy_quick.append(seat)
-        else:
-            self._take_off_quick(seat)
-            if not seat.is_retired:
-                self._idle.append(seat)
+            self._offer(seat)
+        elif not seat.is_retired:
+            self._idle.append(seat)
         # The worker's next work first: it need not wait while we write replies.
         if len(self._batcher):
             self._pump(now)
@@ -224,10 +252,7 @@ class Dispatcher:
         """Wakes us when a batch is due though not full, or a job has waited too long."""
         batcher = self._batcher
         if not len(batcher):
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer, self._timer_at = None, float("inf")
-            return
+            return  # a timer that is set finds nothing to do
         at = batcher.next_expiry()
         if self._idle:
             at = min(at, batcher.next_deadline())

@@ -203,10 +203,20 @@ class Worker:
 
     # The wire
 
-    def send(self, message: msgspec.Struct, parts: Sequence[bytes | memoryview] = ()) -> None:
-        """Never blocks; what the socket does not take now is kept."""
+    def send(
+        self,
+        message: msgspec.Struct,
+        parts: Sequence[bytes | memoryview] = (),
+        *,
+        soon: bool = False,
+    ) -> None:
+        """Never blocks; what the socket does not take now is kept.
+
+        Args:
+            soon: at the end of this turn of the event loop will do, together with others.
+        """
         if self._wire is not None:
-            self._wire.send(message, parts)
+            self._wire.send(message, parts, soon=soon)
 
     def _heard(self, message: msgspec.Struct, payload: memoryview) -> None:
         if isinstance(message, Replies):
@@ -248,7 +258,10 @@ class _Wire(asyncio.Protocol):
         self._heard = heard
         self._decoder: Decoder[ToFront] = Decoder(ToFront)
         self._transport: asyncio.Transport | None = None
-        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._loop = asyncio.get_running_loop()
+        self._unsent: list[Any] = []
+        self._is_flush_due = False
+        self.lost: asyncio.Future[None] = self._loop.create_future()
 
     def connection_lost(self, _: Exception | None) -> None:
         if not self.lost.done():
@@ -265,10 +278,26 @@ class _Wire(asyncio.Protocol):
             log.error("a worker's message makes no sense", extra={"cause": str(error)})
             self.close()
 
-    def send(self, message: msgspec.Struct, parts: Sequence[bytes | memoryview]) -> None:
+    def send(
+        self, message: msgspec.Struct, parts: Sequence[bytes | memoryview], *, soon: bool
+    ) -> None:
         if self._transport is None or self._transport.is_closing():
             return
-        data = encode(message, parts)
+        self._unsent += encode(message, parts)
+        if not soon:
+            self._flush()
+        elif not self._is_flush_due:
+            self._is_flush_due = True
+            self._loop.call_soon(self._flush_now_due)
+
+    def _flush_now_due(self) -> None:
+        self._is_flush_due = False
+        self._flush()
+
+    def _flush(self) -> None:
+        data, self._unsent = self._unsent, []
+        if not data or self._transport is None or self._transport.is_closing():
+            return
         if len(data) == 1:
             self._transport.write(data[0])
         else:
