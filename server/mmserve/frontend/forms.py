@@ -7,7 +7,6 @@ Values of a multipart form are views into the body; nothing is copied.
 from __future__ import annotations
 
 import binascii
-import codecs
 import re
 from functools import lru_cache
 from itertools import islice
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from mmserve.errors import BadRequest
 from mmserve.frontend.routes import BROKEN_PERCENT
+from mmserve.wire.charsets import codec_of
 from mmserve.wire.messages import Parameter
 
 if TYPE_CHECKING:
@@ -35,8 +35,6 @@ _SEPARATOR = re.compile("[&;]")
 _OPTION = re.compile(
     r';[ \t]*+([^\s=;"]++)[ \t]*+=[ \t]*+(?:"((?:[^"\\]|\\.?)*+)(?:"|$)|([^;]*+))', re.DOTALL
 )
-#: Codecs of Python that are no character sets; some take time quadratic in the text.
-_NO_CHARSETS = ("idna", "punycode", "raw", "undefined", "unicode", "utf-7")
 _ESCAPED = re.compile(r"\\(.)")
 
 
@@ -303,15 +301,18 @@ class _Collector:
 
 def _as_utf_8(value: Value, charset: str) -> Value:
     """A text field in UTF-8, as the handler gets every text field."""
+    codec = codec_of(charset)
+    if codec is None:
+        raise BadRequest(
+            f"A part of the multipart form has the charset {charset[:40]!r}, which is not known; "
+            "send utf-8."
+        )
+    if codec == "utf-8":
+        return value
     try:
-        codec = codecs.lookup(charset).name
-        if codec == "utf-8":
-            return value
-        if codec.startswith(_NO_CHARSETS):
-            raise LookupError
         return bytes(value).decode(codec).encode()
-    except (LookupError, ValueError):
-        raise BadRequest(f"A part of the multipart form is not text in {charset!r}.") from None
+    except ValueError:
+        raise BadRequest(f"A part of the multipart form is not text in {codec}.") from None
 
 
 def _too_many_parts() -> BadRequest:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from mmserve.runtime.failures import BadInput
+from mmserve.wire.charsets import codec_of
 from mmserve.wire.framing import Bytes
 from mmserve.wire.messages import Item
 
@@ -20,11 +21,6 @@ Decode = Callable[[Bytes, str], Any]
 
 UTF_8_BOM = codecs.BOM_UTF8
 _CHARSET = re.compile(r";\s*charset\s*=\s*\"?([^\";\s]+)", re.IGNORECASE)
-
-#: Python knows these as encodings; no client means them.
-_NO_CHARSETS = frozenset(
-    {"idna", "mbcs", "oem", "punycode", "raw_unicode_escape", "undefined", "unicode_escape"}
-)
 
 _fast_json = msgspec.json.Decoder().decode
 
@@ -69,12 +65,7 @@ def _decoder(content_type: str) -> Decode:
         return _as_bytes
     found = _CHARSET.search(content_type)
     charset = found[1] if found else "utf-8"
-    try:
-        name = codecs.lookup(charset).name
-        "".encode(name)  # base64 and its like are found too, but encode no text
-    except (LookupError, ValueError):
-        return _refuse(charset)
-    if name in _NO_CHARSETS:
+    if (name := codec_of(charset)) is None:
         return _refuse(charset)
     if is_json and name in ("utf-8", "utf-8-sig"):
         return _json_of_utf_8
