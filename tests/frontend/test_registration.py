@@ -149,7 +149,7 @@ def test_json_may_hold_numbers_and_words_where_texts_are_wanted() -> None:
     assert (asked.url, asked.model_name, asked.preload_model) == ("5", "true", True)
 
 
-@pytest.mark.parametrize("name", ["a%00b", "a%0Ab", "%1b[31m"])
+@pytest.mark.parametrize("name", ["a%00b", "a%0Ab", "%1b[31m", "a%C2%85b"])
 def test_control_characters_are_refused(name: str) -> None:
     with pytest.raises(BadRequest, match="model_name must not contain control characters"):
         asked_by_query(f"url=m&model_name={name}")

@@ -24,3 +24,18 @@ def test_the_banner_lists_what_multi_model_server_lists() -> None:
         "Preload model: false",
     ):
         assert line in lines
+
+
+def test_the_banner_keeps_passwords_of_urls_to_itself() -> None:
+    text = start_banner(
+        Settings(load_models="m=https://me:secret@host/m.mar?X-Signature=secret,n=n.mar"),
+        home="",
+        directory="",
+        temp="",
+        python="",
+        config_file=None,
+        gpus=0,
+        cpus=1,
+    )
+    assert "secret" not in text
+    assert "Initial Models: m=https://****@host/m.mar?****,n=n.mar" in text

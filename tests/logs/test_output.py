@@ -123,3 +123,4 @@ def test_a_well_formed_metric_is_told_apart_and_junk_stays_text() -> None:
 def test_a_worker_is_named_as_multi_model_server_names_its_thread() -> None:
     assert worker_name("m", 1) == "W-m-1"
     assert worker_name("a" * 30, 12) == "W-" + "a" * 25 + "-12"
+    assert worker_name("a\nb\u2028", 1) == "W-a\\nb\\u2028-1"

@@ -20,7 +20,7 @@ _YES_NO: Mapping[str, bool] = {
 }
 _INT = re.compile(r"[+-]?\d+")
 _INT_MIN, _INT_MAX = -(2**31), 2**31 - 1  # an int of Java
-_CONTROL = re.compile("[\\x00-\\x1f\\x7f]")
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
 def asked_by_query(query: str) -> Registration:

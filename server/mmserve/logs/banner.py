@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mmserve import __version__
+from mmserve.config.report import mask_urls
 from mmserve.config.settings import Settings
 
 
@@ -36,7 +37,7 @@ def start_banner(
         "Inference address": settings.inference_address,
         "Management address": settings.management_address,
         "Model Store": settings.model_store or "N/A",
-        "Initial Models": settings.load_models or "N/A",
+        "Initial Models": mask_urls(settings.load_models or "N/A"),
         "Log dir": settings.log_location,
         "Metrics dir": settings.metrics_location,
         "Default workers per model": settings.startup_workers,

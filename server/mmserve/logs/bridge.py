@@ -22,10 +22,10 @@ def as_text(fields: Mapping[str, object]) -> str:
 def _value(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.6g}"
-    text = escaped(str(value))
-    if text and not any(mark in text for mark in ' "='):
-        return text
-    return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    text = str(value)
+    if not text or any(mark in text for mark in ' "='):
+        text = '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
+    return escaped(text)
 
 
 class Bridge(logging.Handler):

@@ -6,6 +6,8 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from mmserve.logs.escape import escaped
+
 #: Bytes of a line; the rest of it is dropped.
 LINE_LIMIT = 8 * 1024
 #: What one stream may say for long, and at once. A handler that prints its whole input, or a
@@ -21,7 +23,7 @@ _METRIC = "[METRICS]"
 
 def worker_name(model: str, number: int) -> str:
     """`W-{model, 25 characters}-{n}`: a worker in logs, as Multi Model Server names its thread."""
-    return f"W-{model[:25]}-{number}"
+    return f"W-{escaped(model[:25])}-{number}"
 
 
 class OutputLine(NamedTuple):
