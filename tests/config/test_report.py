@@ -49,6 +49,14 @@ def test_seconds_that_win_are_said_to(tmp_path):
     assert "one listener for both" in line(loaded, "management_address")
 
 
+def test_limits_that_debugging_lifts_are_said_to_be_none(tmp_path):
+    (tmp_path / "config.properties").write_text("debug=true\ndefault_response_timeout_seconds=9")
+    loaded = load_settings(Arguments(), {}, tmp_path, with_gpus=False)
+    assert "9 seconds (not used)" in line(loaded, "default_response_timeout_seconds")
+    for name in ("load_timeout_seconds", "max_queue_wait_seconds"):
+        assert "not set (no limit)" in line(loaded, name)
+
+
 def test_secrets_are_masked(loaded):
     text = "\n".join(report.lines(loaded))
     for secret in ("hunter2", "user:word", "abc"):

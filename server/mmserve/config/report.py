@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 
@@ -46,16 +47,22 @@ def _effect(field: str, settings: Settings) -> Iterator[str]:
     """What a value amounts to, where its own text does not say."""
     match field:
         case "default_response_timeout" if settings.default_response_timeout_seconds < 0:
-            yield f"{settings.response_timeout_s:g} seconds"
+            yield _seconds(settings.response_timeout_s)
         case "default_response_timeout":
             yield "default_response_timeout_seconds decides"
+        case "default_response_timeout_seconds" if settings.debug:
+            yield "not used"
         case "default_response_timeout_seconds" if settings.default_response_timeout_seconds < 0:
             yield "not used"
-        case "load_timeout_seconds" if settings.load_timeout_seconds is None:
-            yield f"{settings.load_timeout_s:g} seconds"
+        case "load_timeout_seconds" if settings.load_timeout_seconds is None or settings.debug:
+            yield _seconds(settings.load_timeout_s)
         case "max_queue_wait_seconds" if settings.max_queue_wait_seconds is None:
-            yield f"{settings.queue_wait_s:g} seconds"
+            yield _seconds(settings.queue_wait_s)
         case "default_workers_per_model" if settings.default_workers_per_model == 0:
             yield f"{settings.startup_workers} at start"
         case "management_address" if settings.management.same_listener(settings.inference):
             yield "one listener for both"
+
+
+def _seconds(limit_s: float) -> str:
+    return "no limit" if limit_s == math.inf else f"{limit_s:g} seconds"

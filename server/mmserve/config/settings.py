@@ -1,6 +1,7 @@
 """Every setting, in one frozen object."""
 
 # Annotations are objects here, not text: `keys.py` reads them at start, and compiling each costs.
+import math
 import sys
 from typing import Annotated, Any, Literal
 
@@ -152,7 +153,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
     metric_time_interval: Annotated[
         int, _mms("How often the host's metrics are written.", "seconds", ge=1)
     ] = 60
-    debug: Annotated[bool, _mms("One worker per model and no time limits, for debuggers.")] = False
+    debug: Annotated[
+        bool,
+        _mms("For debuggers: no time limits, and one worker for each model loaded at start."),
+    ] = False
     enable_envvars_config: Annotated[
         bool,
         _mms(
@@ -318,15 +322,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
 
     @property
     def response_timeout_s(self) -> float:
-        """Seconds a worker may take for one batch."""
+        """Seconds a worker may take for one batch; infinity where `debug` is on."""
+        if self.debug:
+            return math.inf
         if self.default_response_timeout_seconds >= 0:
             return float(self.default_response_timeout_seconds)
         return self.default_response_timeout * 60.0
 
     @property
     def load_timeout_s(self) -> float:
-        """Seconds a worker may take to load its model."""
-        if self.load_timeout_seconds is not None:
+        """Seconds a worker may take to load its model; infinity where `debug` is on."""
+        if self.load_timeout_seconds is not None and not self.debug:
             return self.load_timeout_seconds
         return max(120.0, self.response_timeout_s)
 
@@ -340,6 +346,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
     @property
     def startup_workers(self) -> int:
         """Workers of a model loaded at start."""
+        if self.debug:
+            return 1
         return (
             self.default_workers_per_model
             or self.num_workers
