@@ -69,7 +69,7 @@ def test_a_missing_port_depends_on_the_key_and_the_scheme(key, text, port):
 def test_what_is_no_address_is_refused_with_key_value_and_what_is_allowed(text):
     with pytest.raises(ConfigurationError) as refused:
         parse(text, "management_address")
-    assert f"management_address={text} is not an address: " in str(refused.value)
+    assert f"management_address={text} is not an address; " in str(refused.value)
 
 
 @given(st.text())

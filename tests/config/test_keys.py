@@ -116,6 +116,7 @@ def test_a_choice_names_its_options():
         ("cors_allowed_origin", "a\r\nset-cookie: x=1"),
         ("cors_allowed_origin", "é"),
         ("preload_imports", "torch, os.system('x')"),
+        ("preload_imports", "torch torchvision"),
         ("preload_imports", ""),
         ("allowed_url_schemes", "HTTP"),
         ("model_store", "a\0b"),
@@ -127,7 +128,7 @@ def test_text_of_the_wrong_form_is_refused(name, text):
 
 
 def test_blanks_in_a_list_do_not_matter():
-    assert KEYS["preload_imports"].read("torch, a.b:C") == "torch,a.b:C"
+    assert KEYS["preload_imports"].read(" torch, a.b:C ") == "torch,a.b:C"
     assert KEYS["allowed_url_schemes"].read("https , s3") == "https,s3"
 
 

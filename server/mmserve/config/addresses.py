@@ -22,7 +22,9 @@ _UNIX = re.compile(r"unix:(/[^\0]+)", re.IGNORECASE)
 _V6_LOOPBACK = bytes(15) + b"\1"
 _V4_MAPPED = bytes(10) + b"\xff\xff"
 
-ALLOWED = "http://HOST[:PORT], https://HOST[:PORT] or unix:/ABSOLUTE/PATH"
+ALLOWED = (
+    "http://HOST[:PORT], https://HOST[:PORT] or unix:/ABSOLUTE/PATH, without a slash at the end"
+)
 
 
 class Address(msgspec.Struct, frozen=True):
@@ -77,27 +79,31 @@ def parse(text: str, key: str = "inference_address") -> Address:
     Raises:
         ConfigurationError: the message names key, value and what is allowed.
     """
+    try:
+        return read(text, key)
+    except ValueError as error:
+        raise ConfigurationError(f"{key}={text} is not an address; {error}") from None
 
-    def refused(allowed: str) -> ConfigurationError:
-        return ConfigurationError(f"{key}={text} is not an address: {allowed}")
 
+def read(text: str, key: str) -> Address:
+    """As `parse`. Raises ValueError, whose message says what is wrong or allowed."""
     if unix := _UNIX.fullmatch(text):
         path = "/" + unix[1].lstrip("/")
         if len(path.encode(errors="surrogateescape")) > _MAX_PATH_BYTES:
-            raise refused(f"the path of a socket has at most {_MAX_PATH_BYTES} bytes")
+            raise ValueError(f"the path of a socket has at most {_MAX_PATH_BYTES} bytes")
         return Address("unix", path=path)
     if not (tcp := _TCP.fullmatch(text)):
-        raise refused(f"use {ALLOWED}, without a slash at the end")
+        raise ValueError(f"use {ALLOWED}")
     scheme, host = tcp[1].lower(), tcp[2]
     if host.startswith("["):
         host = host[1:-1]
         if not _is_ipv6(host):
-            raise refused(f"[{host}] is no IPv6 address")
+            raise ValueError(f"[{host}] is no IPv6 address")
     if tcp[3] is None:
         http, https = _DEFAULT_PORTS.get(key, _OTHER_DEFAULT_PORTS)
         return Address(scheme, host, https if scheme == "https" else http)
     if len(tcp[3].lstrip("0")) > 5 or (port := int(tcp[3])) > 65535:
-        raise refused("a port is a number from 0 (any that is free) to 65535")
+        raise ValueError("a port is a number from 0 (any that is free) to 65535")
     return Address(scheme, host, port)
 
 

@@ -12,7 +12,6 @@ from msgspec import Meta
 
 from mmserve.config import addresses
 from mmserve.config.settings import SECRETS, Settings
-from mmserve.errors import ConfigurationError
 
 _INTEGER = re.compile(r"[+-]?[0-9]{1,19}")
 _NUMBER = re.compile(r"[+-]?(?:[0-9]{1,15}(?:\.[0-9]*)?|\.[0-9]+)")
@@ -118,7 +117,8 @@ class Key(NamedTuple):
         """What may surprise about a value that is read as Multi Model Server reads it."""
         if self.type is bool and self.form != "y" and not self.read(text):
             if text.strip().lower() not in ("false", ""):
-                return "is read as false; only true, in lower case, is true everywhere"
+                how = ", in lower case," if self.form == "exact" else ""
+                return f"is read as false; only true{how} is true"
         elif self.form == "regex" and _LIST_OF_URLS.search(text):
             return "is one regular expression, not a list; join alternatives with |"
         return None
@@ -145,9 +145,9 @@ def _text(text: str, key: Key) -> str:
 
 def _address(text: str, key: Key) -> str:
     try:
-        addresses.parse(text.strip(), key.name)
-    except ConfigurationError as error:
-        raise ValueError(str(error).partition(" is not an address: ")[2]) from None
+        addresses.read(text.strip(), key.name)
+    except ValueError as error:
+        raise ValueError(f"an address; {error}") from None
     return text.strip()
 
 
@@ -167,7 +167,7 @@ def _header(text: str, key: Key) -> str:
 
 def _shaped(shape: re.Pattern[str]) -> Callable[[str, Key], str]:
     def read(text: str, key: Key) -> str:
-        compact = "".join(text.split())
+        compact = ",".join(part.strip() for part in text.split(","))
         if not shape.fullmatch(compact):
             raise ValueError(key.allowed)
         return compact
