@@ -1,5 +1,6 @@
 """File, command line and environment meet in one function."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -287,6 +288,19 @@ def test_a_file_wins_over_the_defaults_on_sagemaker(load):
     assert (loaded.settings.ping_mode, loaded.settings.log_to) == ("mms", "files")
 
 
+@pytest.mark.parametrize(
+    ("text", "is_odd"),
+    [
+        ("cors_allowed_origin=*", True),
+        ("cors_allowed_origin=*\nmanagement_token_file=token", False),
+        ("cors_allowed_origin=http://ui.example", False),
+    ],
+)
+def test_management_open_to_every_web_page_is_warned_of(load, text, is_odd):
+    warnings = load(text).warnings
+    assert [w for w in warnings if "every web page" in w] == (warnings if is_odd else [])
+
+
 # The machine
 
 
@@ -359,3 +373,12 @@ def test_a_load_may_take_as_long_as_a_batch_but_at_least_two_minutes(load):
     assert load("default_response_timeout_seconds=4").settings.load_timeout_s == 120
     assert load("default_response_timeout=3").settings.load_timeout_s == 180
     assert load("load_timeout_seconds=5").settings.load_timeout_s == 5
+
+
+def test_debugging_knows_no_time_limits_and_one_worker(load):
+    text = "default_response_timeout_seconds=1\nload_timeout_seconds=1\nNUM_WORKERS=4\n"
+    settings = load(text + "debug=true").settings
+    assert settings.response_timeout_s == settings.load_timeout_s == math.inf
+    assert settings.queue_wait_s == math.inf
+    assert settings.startup_workers == 1
+    assert load(text).settings.startup_workers == 4

@@ -294,6 +294,11 @@ def _doubts(settings: Settings, cwd: Path, *, on_sagemaker: bool) -> Iterator[st
         yield "load_models=ALL loads nothing without model_store"
     if bool(settings.private_key_file) != bool(settings.certificate_file):
         yield "private_key_file and certificate_file are used only together"
+    if settings.cors_allowed_origin == "*" and not settings.management_token_file:
+        yield (
+            "cors_allowed_origin=* lets every web page use management, where it runs code here; "
+            "name the origin, or ask for a token with management_token_file"
+        )
     if (
         not settings.management.is_loopback
         and not settings.management_token_file
