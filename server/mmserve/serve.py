@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from mmserve import platform
 from mmserve.config import report
@@ -43,14 +43,15 @@ from mmserve.metrics.host import hostname
 from mmserve.metrics.lines import worker_load_line
 from mmserve.metrics.requests import RequestCounters
 from mmserve.metrics.sampler import sample_host
-from mmserve.models.fetching import open_fetcher
-from mmserve.models.port import Registration
+from mmserve.models.fetching import Fetcher, open_fetcher
 from mmserve.models.registry import Registry
 from mmserve.workers.launcher import Launcher
 from mmserve.workers.worker import Worker
 from mmserve.workers.zygote import DEFAULT_IMPORTS, Zygote
 
 log = logging.getLogger("mmserve.serve")
+
+T = TypeVar("T")
 
 #: What stays of the stop timeout for cutting connections and ending processes.
 _CUT_S = 1.0
@@ -134,7 +135,7 @@ class Server:
                     zygote,
                     self._log_output,
                     worker_start=settings.worker_start,
-                    load_timeout_s=settings.load_timeout_s,
+                    load_timeout_s=None if settings.debug else settings.load_timeout_s,
                     max_processes=_max_processes(settings),
                 ),
                 spawn=spawn,
@@ -145,7 +146,9 @@ class Server:
                 on_ready=self._log_ready,
             )
             try:
-                failed = await self._load_startup_models(registry, fetcher)
+                failed = await self._unless_stopped(self._load_startup_models(registry, fetcher))
+                if failed is None:
+                    return 0
                 if failed and settings.fail_on_startup_error:
                     print(f"Failed to load at start: {', '.join(failed)}", flush=True)
                     return 1
@@ -157,6 +160,8 @@ class Server:
                     gc.freeze()  # what lives as long as the server need not be looked at again
                     self._journal.announce("Model server started.")
                     announce_ready(self._arguments.ready_fd)
+                    if settings.load_models and not settings.fail_on_startup_error:
+                        spawn(self._sum_up_start(registry, failed))
                     await self._stop_asked.wait()
                     await self._stop(listeners, registry)
                 sampler.cancel()
@@ -187,29 +192,46 @@ class Server:
         for warning in self._loaded.warnings:
             log.warning(warning)
 
-    async def _load_startup_models(self, registry: Registry, fetcher: Any) -> list[str]:
-        """Registers `load_models`; their workers come up meanwhile. The names that failed."""
+    async def _load_startup_models(self, registry: Registry, fetcher: Fetcher) -> list[str]:
+        """Registers `load_models`; their workers come up meanwhile. The names that failed.
+
+        Under `fail_on_startup_error` the workers are waited for.
+        """
         settings = self._settings
         if not settings.load_models:
             return []
-        entries = await fetcher.startup_models(settings.load_models)
-        failed: list[str] = []
-
-        async def load(name: str | None, url: str) -> None:
-            asked = Registration(url=url, model_name=name, synchronous=False)
-            try:
-                await registry.register(asked, is_startup=True)
-            except ServeError as error:
-                log.warning("Failed to load model: %s", name or url, extra={"cause": str(error)})
-                failed.append(name or url)
-
-        for entry in entries:
-            await load(*entry)
+        try:
+            entries = await fetcher.startup_models(settings.load_models)
+        except ServeError as error:
+            log.error("load_models cannot be read", extra={"cause": str(error)})
+            return [settings.load_models]
+        failed = []
+        for name, why in await registry.register_at_start(entries):
+            log.warning("Failed to load model: %s", name, extra={"cause": str(why)})
+            failed.append(name)
         if settings.fail_on_startup_error and not failed:
-            failed += await registry.failed_to_start()
+            failed = await registry.failed_to_start()
+        return failed
+
+    async def _sum_up_start(self, registry: Registry, failed: Sequence[str]) -> None:
+        """One last line, once every model of the start has come up or failed."""
+        failed = [*failed, *await registry.failed_to_start()]
         if failed:
             log.error("some start-up models failed", extra={"models": ", ".join(failed)})
-        return failed
+        else:
+            log.info("all start-up models are loaded")
+
+    async def _unless_stopped(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """Does a part of the start; None where the server is told to stop before it is done."""
+        working = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop_asked.wait())
+        try:
+            await asyncio.wait({working, stop}, return_when=asyncio.FIRST_COMPLETED)
+            return working.result() if working.done() else None
+        finally:
+            for task in (working, stop):
+                task.cancel()
+            await asyncio.wait({working, stop})
 
     @contextlib.asynccontextmanager
     async def _listeners(self, api: Api) -> AsyncIterator[list[Listener]]:
@@ -281,9 +303,10 @@ class Server:
         stopping = asyncio.create_task(politely())
         hurry = asyncio.create_task(self._hurried())
         await asyncio.wait({stopping, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
-        stopping.cancel()
+        for task in (stopping, hurry):
+            task.cancel()
         await asyncio.wait({stopping, hurry})
+        await registry.close(timeout_s=0)  # nothing is left to do where it ended politely
 
     async def _hurried(self) -> None:
         await self._hurry.wait()

@@ -20,10 +20,11 @@ from mmserve.scheduling.dispatcher import Dispatcher
 from mmserve.scheduling.job import Job, Result
 from mmserve.wire.messages import Parameter
 from mmserve.workers.blueprint import Blueprint
+from mmserve.workers.exits import Exit
 from mmserve.workers.launcher import Launcher
 from mmserve.workers.pool import Policy, Pool, Slot
 from mmserve.workers.worker import Worker
-from mmserve.workers.zygote import Exit, Zygote
+from mmserve.workers.zygote import Zygote
 
 LIMIT_S = 30.0
 
@@ -69,10 +70,9 @@ class Living:
             | blueprint
         )
         batcher = Batcher(directory.name, capacity, batch_size, delay_s, 60)
-        self.dispatcher = Dispatcher(
-            directory.name, batcher, house.zygote, response_timeout_s=response_timeout_s
-        )
+        self.dispatcher = Dispatcher(directory.name, batcher, response_timeout_s=response_timeout_s)
         self.given_up: WorkersFailed | None = None
+        self.metrics: list[str] = []
         self.ready: asyncio.Queue[Worker] = asyncio.Queue()
         self.gone: asyncio.Queue[Exit] = asyncio.Queue()
         self.pool = Pool(
@@ -98,6 +98,9 @@ class Living:
     def worker_gone(self, worker: Worker, how: Exit) -> None:
         self.dispatcher.worker_gone(worker, how)
         self.gone.put_nowait(how)
+
+    def worker_metrics(self, lines: list[str]) -> None:
+        self.metrics.extend(lines)
 
     def workers_given_up(self, cause: WorkersFailed) -> None:
         self.given_up = cause

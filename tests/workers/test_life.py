@@ -47,22 +47,22 @@ def test_every_state_but_the_last_has_a_way_to_it() -> None:
 
 def test_pauses_between_failing_starts_grow_to_a_minute() -> None:
     restarts = Restarts()
-    pauses = [restarts.pause_s(batches=0, ready_s=0) for _ in range(15)]
+    pauses = [restarts.pause_s(was_used=False, ready_s=0) for _ in range(15)]
     assert pauses[:6] == [1, 1, 2, 3, 5, 8]
     assert pauses[-1] == LONGEST_PAUSE_S
     assert pauses == sorted(pauses, key=lambda pause: pause or 0)
 
 
-@pytest.mark.parametrize(("batches", "ready_s"), [(1, 0.1), (0, 10.0)])
-def test_a_worker_that_was_of_use_is_replaced_at_once(batches: int, ready_s: float) -> None:
+@pytest.mark.parametrize(("was_used", "ready_s"), [(True, 0.1), (False, 10.0)])
+def test_a_worker_that_was_of_use_is_replaced_at_once(was_used: bool, ready_s: float) -> None:
     restarts = Restarts(limit=2)
-    restarts.pause_s(batches=0, ready_s=0)
-    assert restarts.pause_s(batches=batches, ready_s=ready_s) == 0
-    assert restarts.pause_s(batches=0, ready_s=0) == 1
+    restarts.pause_s(was_used=False, ready_s=0)
+    assert restarts.pause_s(was_used=was_used, ready_s=ready_s) == 0
+    assert restarts.pause_s(was_used=False, ready_s=0) == 1
 
 
 def test_a_worker_that_is_ready_only_for_a_moment_counts_as_failing() -> None:
     restarts = Restarts(limit=2)
-    assert restarts.pause_s(batches=0, ready_s=0.2) == 1
-    assert restarts.pause_s(batches=0, ready_s=0.2) == 1
-    assert restarts.pause_s(batches=0, ready_s=0.2) is None
+    assert restarts.pause_s(was_used=False, ready_s=0.2) == 1
+    assert restarts.pause_s(was_used=False, ready_s=0.2) == 1
+    assert restarts.pause_s(was_used=False, ready_s=0.2) is None

@@ -16,6 +16,7 @@ from mmserve.errors import (
     ModelGone,
     PredictionFailed,
     QueueFull,
+    ServeError,
     WaitedTooLong,
     WorkerDied,
     WorkersFailed,
@@ -26,6 +27,7 @@ from tests.workers.house import Write, is_alive, open_house, run, until
 PID = "return str(os.getpid())"
 PID_OR_SLEEP = """
     if body.startswith('sleep'):
+        print('begun')
         time.sleep(float(body.split()[1]))
     return str(os.getpid())
 """
@@ -53,6 +55,7 @@ def test_a_killed_worker_costs_the_batch_it_had_and_is_replaced(write: Write) ->
             await model.start()
             pid = int(await model.answer())
             running, queued = model.ask("sleep 30"), model.ask("x")
+            await until(lambda: "begun" in house.lines)
             os.kill(pid, signal.SIGKILL)
 
             died = await running
@@ -85,6 +88,39 @@ def test_a_crash_is_told_exactly(write: Write, crash: str, cause: str) -> None:
             assert isinstance(died, WorkerDied)
             assert cause in str(died)
             assert await model.answer() == "fine"
+
+    run(test())
+
+
+def test_a_worker_that_dies_gives_back_what_it_had_in_advance(write: Write) -> None:
+    async def test() -> None:
+        async with open_house() as house:
+            model = house.model(write(PID_OR_SLEEP))
+            await model.start()
+            pid = int(await model.answer())  # quick: from now on it gets a batch in advance
+            running, ahead = model.ask("sleep 30"), model.ask("x")
+            await until(lambda: "begun" in house.lines)
+            os.kill(pid, signal.SIGKILL)
+            assert isinstance(await running, WorkerDied)
+            answer = await ahead
+            assert not isinstance(answer, ServeError)
+            assert int(bytes(answer.body)) != pid
+
+    run(test())
+
+
+def test_a_request_that_no_worker_has_begun_survives_the_death_of_its_worker(write: Write) -> None:
+    async def test() -> None:
+        async with open_house() as house:
+            model = house.model(write(PID))
+            await model.start()
+            pid = int(await model.answer())
+            os.kill(pid, signal.SIGSTOP)
+            asked = model.ask()
+            os.kill(pid, signal.SIGKILL)
+            answer = await asked
+            assert not isinstance(answer, ServeError)
+            assert int(bytes(answer.body)) != pid
 
     run(test())
 
@@ -430,6 +466,7 @@ def test_a_fresh_worker_serves_and_dies_like_a_forked_one(write: Write) -> None:
             await model.start()
             pid = int(await model.answer())
             running = model.ask("sleep 30")
+            await until(lambda: "begun" in house.lines)
             os.kill(pid, signal.SIGKILL)
             assert isinstance(await running, WorkerDied)
             assert int(await model.answer()) != pid

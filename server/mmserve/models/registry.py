@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
+import math
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from datetime import UTC, datetime
 
 import msgspec
@@ -23,20 +25,22 @@ from mmserve.errors import (
     WorkersFailed,
 )
 from mmserve.models.fetching import Fetched, Fetcher
+from mmserve.models.manifest import default_model_name
 from mmserve.models.port import ModelDescription, Progress, Registration, WorkerDescription
 from mmserve.scheduling.batcher import Batcher
 from mmserve.scheduling.dispatcher import Dispatcher
 from mmserve.scheduling.job import Job
 from mmserve.workers.blueprint import Blueprint
+from mmserve.workers.exits import Exit
 from mmserve.workers.launcher import Launcher
 from mmserve.workers.life import State
 from mmserve.workers.pool import Policy, Pool, Slot
-from mmserve.workers.worker import Worker
-from mmserve.workers.zygote import Exit
+from mmserve.workers.worker import Worker, first_of
 
 log = logging.getLogger("mmserve.models")
 
 DEFAULT_BATCH_DELAY_MS = 100
+_SHORTEST_WAIT_S = 0.001  # a request that a free worker takes at once never waits so long
 _FIRST_PORT = 9000  # worker ids begin with it, as Multi Model Server's do; nothing listens there
 #: Seconds a killed process may take to be reaped before unregistering gives up on it.
 _REAP_LIMIT_S = 10.0
@@ -45,7 +49,12 @@ Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
 
 class Model:
-    """One registered model."""
+    """One registered model.
+
+    Attributes:
+        failure: why its workers were given up, where `max_worker_restarts` is reached.
+        removal: ends its processes and gives its archive back, once it is unregistered.
+    """
 
     def __init__(
         self,
@@ -57,19 +66,18 @@ class Model:
     ) -> None:
         self.name, self.asked, self.fetched, self.is_startup = name, asked, fetched, is_startup
         self.min_workers = self.max_workers = 0
-        self.is_leaving = False
-        self.failure: WorkersFailed | None = None  # given up: max_worker_restarts is reached
+        self.failure: WorkersFailed | None = None
+        self.removal: asyncio.Task[None] | None = None
         self.pool: Pool
         self.dispatcher: Dispatcher
 
     def refuse_without_workers(self) -> None:
         """A model of no workers, or whose workers were given up, takes no job."""
+        why: ServeError | None = None
         if self.failure is not None:
-            why: ServeError | None = NoWorker(self.name, f"Its workers fail: {self.failure.cause}")
+            why = NoWorker(self.name, f"Its workers fail: {self.failure.cause}")
         elif not self.pool.slots:
             why = NoWorker(self.name)
-        else:
-            why = None
         self.dispatcher.refuse(why)
 
 
@@ -105,6 +113,7 @@ class Registry:
         self._on_metrics, self._on_ready = on_metrics, on_ready
         self._environ = worker_environment(environ, settings)
         self._models: dict[str, Model] = {}
+        self._leaving: set[Model] = set()  # unregistered, and not yet gone
         self._gpu_turn = 0
         self._ports = itertools.count(_FIRST_PORT)
         self._is_stopping = False
@@ -127,41 +136,93 @@ class Registry:
 
     # Registering
 
-    async def register(
-        self, asked: Registration, *, is_startup: bool = False
-    ) -> tuple[str, Progress]:
-        settings = self._settings
+    async def register(self, asked: Registration) -> tuple[str, Progress]:
+        return await self._enter(asked, await self._fetch(asked), is_startup=False)
+
+    async def register_at_start(
+        self, entries: Sequence[tuple[str | None, str]]
+    ) -> list[tuple[str, ServeError]]:
+        """Registers the models that are loaded at start; their workers come up meanwhile.
+
+        Archives are fetched together. Of two with one name the first in the list wins, however
+        long it takes.
+
+        Args:
+            entries: (name where the list gives one, url) of each.
+
+        Returns:
+            (name or url, why) of each that was not registered, in their order.
+        """
+        names = [name for name, _ in entries]  # None until it is known
+        entered: list[asyncio.Task[ServeError | None]] = []
+
+        async def enter(at: int, asked: Registration) -> ServeError | None:
+            try:
+                fetched = await self._fetch(asked, default_model_name(asked.url))
+                names[at] = fetched.name
+                rivals = [entered[i] for i in range(at) if names[i] in (None, fetched.name)]
+                if rivals:
+                    try:
+                        await asyncio.wait(rivals)
+                    except BaseException:
+                        fetched.lease.release()
+                        raise
+                await self._enter(asked, fetched, is_startup=True)
+            except ServeError as error:
+                return error
+            return None
+
+        async with asyncio.TaskGroup() as tasks:
+            for at, (name, url) in enumerate(entries):
+                asked = Registration(url=url, model_name=name, synchronous=False)
+                entered.append(tasks.create_task(enter(at, asked)))
+        outcomes = [task.result() for task in entered]
+        return [
+            (name or url, error)
+            for (name, url), error in zip(entries, outcomes, strict=True)
+            if error is not None
+        ]
+
+    async def _fetch(self, asked: Registration, default_name: str | None = None) -> Fetched:
+        """Brings the archive. Raises ServeError."""
         if self._is_stopping:
             raise ShuttingDown
-        fetched = await self._fetcher.fetch(
+        return await self._fetcher.fetch(
             asked.url,
             model_name=asked.model_name,
             handler=asked.handler,
             runtime=asked.runtime,
+            default_name=default_name,
         )
+
+    async def _enter(
+        self, asked: Registration, fetched: Fetched, *, is_startup: bool
+    ) -> tuple[str, Progress]:
+        """Takes the name and starts the workers. Raises ServeError."""
+        settings = self._settings
         workers = asked.initial_workers
         if workers is None:
             workers = self._startup_workers if is_startup else settings.default_workers_per_model
-        workers = max(0, workers)
         try:
             model = self._admit(asked, fetched, is_startup=is_startup)
         except BaseException:
             await fetched.lease.release()
             raise
-        name = model.name
+        name, workers = model.name, max(0, workers)
         if not workers:
             log.info("model registered", extra={"model": name, "url": asked.url})
             return name, Progress.REGISTERED
         slots = self._resize(model, workers, workers)
         if not asked.synchronous:
             return name, Progress.STARTED
-        failure = await first_failure(slots)
-        if failure is None:
+        failed = await first_failed(slots)
+        if failed is None:
             log.info("model loaded", extra={"model": name, "url": asked.url, "workers": workers})
             return name, Progress.DONE
-        if not model.is_leaving:
-            await self._remove(model, timeout_s=0)
-        raise failure
+        if model.removal is None and not failed.is_wanted:
+            return name, Progress.PARTIAL  # somebody scaled it down meanwhile
+        await asyncio.wait({self._remove(model, timeout_s=0)}, timeout=_REAP_LIMIT_S)
+        raise failed.failure or WorkersFailed()
 
     def _admit(self, asked: Registration, fetched: Fetched, *, is_startup: bool) -> Model:
         """Takes the name. Raises ModelExists, InvalidModel."""
@@ -171,9 +232,7 @@ class Registry:
         if fetched.runtime == "python2":
             raise InvalidModel("runtime python2 is not supported: handlers run on Python 3.")
         model = Model(name, asked, fetched, is_startup=is_startup)
-        timeout_s = asked.response_timeout_s
-        if timeout_s is None:
-            timeout_s = settings.response_timeout_s
+        timeout_s, wait_s = self._limits_s(asked)
         preload = settings.preload_model if asked.preload_model is None else asked.preload_model
         blueprint = Blueprint(
             model_name=name,
@@ -193,11 +252,9 @@ class Registry:
             settings.job_queue_size,
             asked.batch_size,
             self._batch_delay_s(asked),
-            max(settings.queue_wait_s, 0.001),
+            wait_s,
         )
-        model.dispatcher = Dispatcher(
-            name, batcher, self._launcher.zygote, response_timeout_s=timeout_s
-        )
+        model.dispatcher = Dispatcher(name, batcher, response_timeout_s=timeout_s)
         model.pool = Pool(
             blueprint,
             self._launcher,
@@ -211,6 +268,17 @@ class Registry:
         model.refuse_without_workers()
         self._models[name] = model
         return model
+
+    def _limits_s(self, asked: Registration) -> tuple[float, float]:
+        """How long a prediction may take, and a request may wait for one."""
+        settings = self._settings
+        if settings.debug:
+            return math.inf, math.inf
+        timeout_s = asked.response_timeout_s
+        if timeout_s is None or timeout_s < 0:
+            timeout_s = settings.response_timeout_s
+        wait_s = settings.max_queue_wait_seconds
+        return timeout_s, max(timeout_s if wait_s is None else wait_s, _SHORTEST_WAIT_S)
 
     def _batch_delay_s(self, asked: Registration) -> float:
         """`fill` waits as Multi Model Server does, `immediate` takes what is there; `auto` fills
@@ -233,39 +301,42 @@ class Registry:
         self, name: str, *, min_workers: int, max_workers: int, synchronous: bool
     ) -> Progress:
         model = self._find(name)
+        if self._is_stopping:
+            raise ShuttingDown
         slots = self._resize(model, min_workers, max_workers)
         if not synchronous:
             return Progress.STARTED
-        leaving = [slot.task for slot in model.pool.leaving if slot.task is not None]
+        leaving = [slot.task for slot in model.pool.leaving]
         if leaving:
             await asyncio.wait(leaving)
-        waiting = [slot for slot in model.pool.slots if not slot.first_attempt.done()]
-        failure = await first_failure(slots or waiting)
-        if failure is None:
+        waiting = slots or [slot for slot in model.pool.slots if not slot.first_attempt.done()]
+        failed = await first_failed(waiting)
+        if model.removal is not None:
+            raise ModelNotFound(name)
+        if failed is None:
             return Progress.DONE
-        if model.is_leaving or any(not slot.is_wanted for slot in slots):
+        if not failed.is_wanted:
             return Progress.PARTIAL  # another call changed its mind meanwhile
-        raise failure
+        raise failed.failure or WorkersFailed()
 
     def _resize(self, model: Model, low: int, high: int) -> list[Slot]:
         """Starts or stops workers. The new ones."""
+        if self._settings.debug:
+            low, high = min(low, 1), min(high, 1)
         model.min_workers, model.max_workers = low, high
         model.failure = None
         pool, slots = model.pool, []
+        pool.forget_given_up()
         now = len(pool.slots)
         wanted = 0 if low == 0 else min(max(now, low), high)
-        dead = [slot for slot in pool.slots if slot.is_given_up]
-        if dead:
-            pool.slots = [slot for slot in pool.slots if not slot.is_given_up]
-            now = len(pool.slots)
         if wanted > now:
             slots = pool.grow(wanted - now)
         elif wanted < now:
             leaving = pool.pick_leaving(now - wanted)
             timeout_s = self._settings.unregister_model_timeout
             self._spawn(pool.leave(leaving, timeout_s=timeout_s))
-            if not wanted:
-                self._spawn(pool.drop_template())
+        if not wanted:
+            pool.drop_template()
         model.refuse_without_workers()
         return slots
 
@@ -273,21 +344,29 @@ class Registry:
 
     async def unregister(self, name: str) -> None:
         model = self._find(name)
-        await self._remove(model, timeout_s=self._settings.unregister_model_timeout)
+        timeout_s = self._settings.unregister_model_timeout
+        removal = self._remove(model, timeout_s=timeout_s)
+        await asyncio.wait({removal}, timeout=timeout_s + _REAP_LIMIT_S)
+        if not removal.done():
+            model.dispatcher.close()
+            raise UnregisterTimedOut(name)
         log.info("model unregistered", extra={"model": name})
 
-    async def _remove(self, model: Model, *, timeout_s: float) -> None:
-        """Frees the name at once, and returns when the processes are reaped."""
-        model.is_leaving = True
-        self._models.pop(model.name, None)
-        model.dispatcher.forget_queue()
+    def _remove(self, model: Model, *, timeout_s: float) -> asyncio.Task[None]:
+        """Frees the name at once. Done when the processes are reaped."""
+        if model.removal is None:
+            del self._models[model.name]
+            self._leaving.add(model)
+            model.dispatcher.forget_queue()
+            model.removal = self._spawn(self._see_off(model, timeout_s))
+        return model.removal
+
+    async def _see_off(self, model: Model, timeout_s: float) -> None:
         try:
-            async with asyncio.timeout(timeout_s + _REAP_LIMIT_S):
-                await model.pool.close(timeout_s=timeout_s)
-        except TimeoutError:
-            raise UnregisterTimedOut(model.name) from None
+            await model.pool.close(timeout_s=timeout_s)
         finally:
             model.dispatcher.close()
+            self._leaving.discard(model)
             await model.fetched.lease.release()
 
     # Asking
@@ -310,7 +389,7 @@ class Registry:
             batchSize=asked.batch_size,
             maxBatchDelay=DEFAULT_BATCH_DELAY_MS if delay_ms is None else delay_ms,
             loadedAtStartup=model.is_startup,
-            workers=[_describe(slot) for slot in model.pool.slots],
+            workers=[_describe(slot) for slot in model.pool.slots if not slot.is_given_up],
             state="FAILED" if model.failure is not None else msgspec.UNSET,
             cause=model.failure.cause if model.failure is not None else msgspec.UNSET,
         )
@@ -335,9 +414,11 @@ class Registry:
     # Workers of a model
 
     def worker_ready(self, model: Model, worker: Worker) -> None:
-        worker.on_metrics = self._on_metrics
         self._on_ready(model.name, worker)
         model.dispatcher.worker_ready(worker)
+
+    def worker_metrics(self, lines: list[str]) -> None:
+        self._on_metrics(lines)
 
     def workers_given_up(self, model: Model, cause: WorkersFailed) -> None:
         if all(slot.is_given_up for slot in model.pool.slots):
@@ -345,33 +426,42 @@ class Registry:
             model.refuse_without_workers()
 
     async def failed_to_start(self) -> list[str]:
-        """Waits until every start-up model's workers have tried to start. Names that failed."""
+        """Waits until the workers of every start-up model have tried to start. Who failed."""
         models = [model for model in self._models.values() if model.is_startup]
-        failures = await asyncio.gather(*(first_failure(model.pool.slots) for model in models))
-        return [model.name for model, failure in zip(models, failures, strict=True) if failure]
+        failed = await asyncio.gather(*(first_failed(model.pool.slots) for model in models))
+        return [model.name for model, slot in zip(models, failed, strict=True) if slot is not None]
 
     # The end
 
     async def close(self, *, timeout_s: float) -> None:
-        """Lets what runs and waits finish within the timeout, then ends all workers."""
+        """Lets what runs and waits finish within the timeout, then ends all workers.
+
+        It may be cancelled and called again with less time.
+        """
         self._is_stopping = True
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout_s
-        models = list(self._models.values())
-        await asyncio.gather(*(self._finish(model, deadline) for model in models))
-        await asyncio.gather(
-            *(self._remove(model, timeout_s=max(0.0, deadline - loop.time())) for model in models),
-            return_exceptions=True,
-        )
 
-    async def _finish(self, model: Model, deadline: float) -> None:
-        loop = asyncio.get_running_loop()
-        while model.dispatcher.has_work and loop.time() < deadline:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await model.dispatcher.without_work()
-            except TimeoutError:
-                break
+        def left_s() -> float:
+            return max(0.0, deadline - loop.time())
+
+        await asyncio.gather(*(self._finish(model, left_s()) for model in self._models.values()))
+        for model in list(self._models.values()):
+            self._remove(model, timeout_s=left_s())
+        removals = {model.removal for model in self._leaving if model.removal is not None}
+        if not removals:
+            return
+        _, late = await asyncio.wait(removals, timeout=left_s())
+        if late:  # unregistered before, with more time than there is now
+            for model in self._leaving:
+                model.pool.cut()
+            await asyncio.wait(late, timeout=_REAP_LIMIT_S)
+
+    async def _finish(self, model: Model, timeout_s: float) -> None:
+        """Returns when the model has no work, or takes none any more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await model.dispatcher.without_work()
         model.dispatcher.refuse(ShuttingDown())
 
 
@@ -390,19 +480,24 @@ class _Workers:
     def worker_gone(self, worker: Worker, how: Exit) -> None:
         self._model.dispatcher.worker_gone(worker, how)
 
+    def worker_metrics(self, lines: list[str]) -> None:
+        self._registry.worker_metrics(lines)
+
     def workers_given_up(self, cause: WorkersFailed) -> None:
         self._registry.workers_given_up(self._model, cause)
 
 
-async def first_failure(slots: list[Slot]) -> WorkersFailed | None:
-    """Waits until each slot has tried to start once, or one has failed."""
-    pending = {slot.first_attempt for slot in slots}
-    while pending:
-        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-        for attempt in done:
-            if (failure := attempt.result()) is not None:
-                return failure
-    return None
+async def first_failed(slots: Sequence[Slot]) -> Slot | None:
+    """Waits until each slot has tried to start once, or one has failed: that one."""
+    pending = set(slots)
+    while True:
+        for slot in [slot for slot in pending if slot.first_attempt.done()]:
+            pending.discard(slot)
+            if slot.first_attempt.result() is not None:
+                return slot
+        if not pending:
+            return None
+        await first_of(*(slot.first_attempt for slot in pending))
 
 
 def worker_environment(environ: Mapping[str, str], settings: Settings) -> dict[str, str]:

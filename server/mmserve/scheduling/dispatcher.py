@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -17,15 +18,21 @@ from mmserve.errors import (
 )
 from mmserve.scheduling.batcher import Batcher
 from mmserve.scheduling.job import Job, Result
+from mmserve.wire.framing import WireError
 from mmserve.wire.messages import Item, Outcome, Predict, Replies
+from mmserve.workers.exits import Exit
 from mmserve.workers.worker import Worker
-from mmserve.workers.zygote import Exit, Zygote
+
+log = logging.getLogger("mmserve.scheduling")
 
 #: A worker gets so much work in advance, by the mean time of its handler: for a quick handler the
 #: way to the worker and back would else cost more than the work.
 AHEAD_S = 0.002
 MOST_AHEAD = 16
 _SMOOTHING = 0.2
+#: A timer may ring a little early; what is due within its resolution is due.
+_RESOLUTION_S = 0.001
+_NEVER = float("inf")
 
 
 class Batch:
@@ -71,16 +78,15 @@ class Dispatcher:
     """The queue of one model and the workers that empty it.
 
     It runs in the event loop's thread and has no task: a put, a reply, the coming and going of a
-    worker and two timers move it.
+    worker and two timers move it. Every job that `submit` takes gets one outcome.
 
     Args:
-        response_timeout_s: how long a worker may have a batch; 0 for no time at all.
+        response_timeout_s: how long a worker may have a batch; 0 for no time at all, infinity
+            for no limit.
     """
 
-    def __init__(
-        self, model: str, batcher: Batcher, zygote: Zygote, *, response_timeout_s: float
-    ) -> None:
-        self._model, self._batcher, self._zygote = model, batcher, zygote
+    def __init__(self, model: str, batcher: Batcher, *, response_timeout_s: float) -> None:
+        self._model, self._batcher = model, batcher
         self._response_timeout_s = response_timeout_s
         self._loop = asyncio.get_running_loop()
         self._seats: dict[Worker, Seat] = {}
@@ -89,23 +95,22 @@ class Dispatcher:
         self._in_advance = 0
         self._next_id = 0
         self._timer: asyncio.TimerHandle | None = None
-        self._timer_at = float("inf")
+        self._timer_at = _NEVER
         self._watch: asyncio.TimerHandle | None = None
-        self._kills: set[asyncio.Task[None]] = set()
-        self._ran_dry: asyncio.Future[None] | None = None  # somebody waits for the end of work
+        self._ran_dry: list[asyncio.Future[None]] = []  # somebody waits for the end of work
         self.refusal: ServeError | None = None  # why no job is taken, whatever the queue says
-        self.last_used = time.monotonic()
 
     @property
     def has_work(self) -> bool:
         """Whether a job waits or is with a worker."""
-        return bool(len(self._batcher)) or any(seat.batches for seat in self._seats.values())
+        return self._batcher.has_jobs or any(seat.batches for seat in self._seats.values())
 
     async def without_work(self) -> None:
-        """Returns when nothing waits and nothing is with a worker; used once, at the end."""
-        if self.has_work:
-            self._ran_dry = self._loop.create_future()
-            await self._ran_dry
+        """Returns when nothing waits and nothing is with a worker."""
+        while self.has_work:
+            dry = self._loop.create_future()
+            self._ran_dry.append(dry)
+            await dry
 
     # Jobs
 
@@ -113,28 +118,30 @@ class Dispatcher:
         """Raises QueueFull, or `refusal`."""
         if self.refusal is not None:
             raise self.refusal
-        now = self.last_used = time.monotonic()
+        now = job.put_at = time.monotonic()
         batcher = self._batcher
-        if self._idle and batcher.size == 1 and not len(batcher):
-            job.put_at = now
+        if batcher.size == 1 and self._idle and not len(batcher):
             self._send(self._idle.pop(), [job], now)
             return
         batcher.put(job, now, in_advance=self._in_advance)
-        self._pump(now)
+        if self._idle or self._offers:
+            self._pump(now)
+        elif self._timer is None:
+            self._set_timer(now)
 
     def refuse(self, why: ServeError | None) -> None:
         """Takes no job any more (None: again), and answers those that wait."""
         self.refusal = why
         if why is not None:
-            for job in self._batcher.drain():
-                job.deliver(why)
-            self._set_timer()
+            _deliver_to_all(self._batcher.drain(), why)
+            self._look_whether_dry()
 
     def forget_queue(self) -> None:
         """The model goes: answers what waits, and takes nothing."""
         self.refuse(ModelGone(self._model))
 
     def _pump(self, now: float) -> None:
+        """Hands out what is due."""
         batcher = self._batcher
         while self._idle and (jobs := batcher.take(now)):
             self._send(self._idle.pop(), jobs, now)
@@ -144,7 +151,8 @@ class Dispatcher:
                 self._offer(seat)
                 break
             self._send(seat, jobs, now)
-        self._set_timer()
+        if len(batcher):
+            self._set_timer(now)
 
     def _offer(self, seat: Seat) -> None:
         if not seat.is_offered and seat.has_room_ahead:
@@ -161,7 +169,7 @@ class Dispatcher:
         return None
 
     def _send(self, seat: Seat, jobs: list[Job], now: float) -> None:
-        self._next_id += 1
+        self._next_id = id = self._next_id + 1
         items, parts = [], []
         for job in jobs:
             entries = []
@@ -172,13 +180,13 @@ class Dispatcher:
         is_ahead = bool(seat.batches)
         if is_ahead:
             self._in_advance += len(jobs)
-        seat.batches.append(Batch(self._next_id, jobs, now))
+        seat.batches.append(Batch(id, jobs, now))
         self._offer(seat)
         worker = seat.worker
-        worker.began()
+        worker.in_flight += 1
         # What it cannot begin yet may wait for its neighbours, to be sent with one system call.
-        worker.send(Predict(self._next_id, items), parts, soon=is_ahead)
-        if self._watch is None:
+        worker.send(Predict(id, items), parts, soon=is_ahead)
+        if self._watch is None and self._response_timeout_s < _NEVER:
             self._watch = self._loop.call_later(self._response_timeout_s, self._look_for_late)
 
     # Workers (pool.Hooks)
@@ -198,23 +206,25 @@ class Dispatcher:
             self._idle.remove(seat)
 
     def worker_gone(self, worker: Worker, how: Exit) -> None:
+        self.worker_retired(worker)
         seat = self._seats.pop(worker, None)
         if seat is None:
             return
-        seat.is_retired = True
-        if seat in self._idle:
-            self._idle.remove(seat)
+        # Of several batches it may have begun the first, whatever is unread.
+        if len(seat.batches) == 1 and worker.has_unread:
+            self._put_back(seat.batches.pop(), was_in_advance=False)
         while len(seat.batches) > 1:
-            self._put_back(seat.batches.pop())
+            self._put_back(seat.batches.pop(), was_in_advance=True)
         if seat.batches:
-            out_of_memory = how.was_out_of_memory and not worker.was_killed_by_us
-            died = WorkerDied(worker.end_text(how), out_of_memory=out_of_memory)
+            died = WorkerDied(worker.end_text(how), out_of_memory=how.was_out_of_memory)
             _deliver_to_all(seat.batches.pop().jobs, died)
         self._pump(time.monotonic())
         self._look_whether_dry()
 
-    def _put_back(self, batch: Batch) -> None:
-        self._in_advance -= len(batch.jobs)
+    def _put_back(self, batch: Batch, *, was_in_advance: bool) -> None:
+        """Jobs that a worker had not begun: they are the next."""
+        if was_in_advance:
+            self._in_advance -= len(batch.jobs)
         if self.refusal is not None:
             _deliver_to_all(batch.jobs, self.refusal)
         else:
@@ -223,84 +233,94 @@ class Dispatcher:
     # Replies
 
     def _replied(self, seat: Seat, message: Replies, payload: memoryview) -> None:
-        batch = seat.batches.popleft()
-        worker = seat.worker
-        worker.finished()
+        batches = seat.batches
+        if not batches or batches[0].id != message.batch_id:
+            raise WireError("it answers what it was not asked")
+        batch = batches[0]
+        if len(message.outcomes) != len(batch.jobs):
+            raise WireError("it answers another number of requests than it was asked")
+        batches.popleft()
+        seat.worker.in_flight -= 1
         seat.learn(message.handler_s)
-        now = time.monotonic()
-        if seat.batches:  # it works on what was sent in advance
-            begun = seat.batches[0]
-            begun.sent_at = now
+        if batches:  # it works on what was sent in advance
+            begun = batches[0]
+            begun.sent_at = time.monotonic()
             self._in_advance -= len(begun.jobs)
             self._offer(seat)
         elif not seat.is_retired:
             self._idle.append(seat)
         # The worker's next work first: it need not wait while we write replies.
         if len(self._batcher):
-            self._pump(now)
+            self._pump(time.monotonic())
         _deliver(batch, message, payload)
-        if self._ran_dry is not None:
+        if self._ran_dry:
             self._look_whether_dry()
 
     def _look_whether_dry(self) -> None:
-        if self._ran_dry is not None and not self._ran_dry.done() and not self.has_work:
-            self._ran_dry.set_result(None)
+        if self._ran_dry and not self.has_work:
+            for dry in self._ran_dry:
+                if not dry.done():
+                    dry.set_result(None)
+            self._ran_dry.clear()
 
     # Time
 
-    def _set_timer(self) -> None:
-        """Wakes us when a batch is due though not full, or a job has waited too long."""
+    def _set_timer(self, now: float) -> None:
+        """Wakes us when a batch is due though not full, or a job has waited too long.
+
+        A timer that is not needed any more rings all the same: to take it back would cost more.
+        """
         batcher = self._batcher
-        if not len(batcher):
-            return  # a timer that is set finds nothing to do
         at = batcher.next_expiry()
         if self._idle:
             at = min(at, batcher.next_deadline())
+        if at >= self._timer_at or at == _NEVER:
+            return
         if self._timer is not None:
-            if self._timer_at <= at:
-                return
             self._timer.cancel()
         self._timer_at = at
-        delay_s = max(0.0, at - time.monotonic())
-        self._timer = self._loop.call_later(delay_s, self._time_has_come)
+        self._timer = self._loop.call_later(max(0.0, at - now), self._time_has_come)
 
     def _time_has_come(self) -> None:
-        self._timer, self._timer_at = None, float("inf")
-        now = time.monotonic()
+        self._timer, self._timer_at = None, _NEVER
+        now = time.monotonic() + _RESOLUTION_S
         late = self._batcher.expire(now)
-        for job in late:
-            job.deliver(WaitedTooLong(self._model, self._batcher.max_wait_s))
-        # A timer may ring a little early; what is due within its resolution is due.
-        self._pump(now + 0.001)
+        _deliver_to_all(late, WaitedTooLong(self._model, self._batcher.max_wait_s))
+        self._pump(now)
         self._look_whether_dry()
 
     def _look_for_late(self) -> None:
         """Kills the workers that have had their batch too long; one timer for all of them."""
         self._watch = None
         now = time.monotonic()
-        oldest = float("inf")
-        for seat in self._seats.values():
+        oldest = _NEVER
+        for seat in list(self._seats.values()):
             if not seat.batches:
                 continue
-            if seat.batches[0].sent_at + self._response_timeout_s <= now + 0.001:
-                why = (
+            if seat.batches[0].sent_at + self._response_timeout_s <= now + _RESOLUTION_S:
+                self.worker_retired(seat.worker)
+                seat.worker.kill(
                     f"The prediction took longer than {self._response_timeout_s:g} s; "
                     "default_response_timeout_seconds sets the limit."
                 )
-                task = self._loop.create_task(seat.worker.kill(self._zygote, why))
-                self._kills.add(task)
-                task.add_done_callback(self._kills.discard)
             else:
                 oldest = min(oldest, seat.batches[0].sent_at)
-        if oldest < float("inf"):
+        if oldest < _NEVER:
             delay_s = max(0.0, oldest + self._response_timeout_s - now)
             self._watch = self._loop.call_later(delay_s, self._look_for_late)
 
     def close(self) -> None:
+        """Nothing moves any more. Who still has a worker that cannot be ended is answered."""
         for timer in (self._timer, self._watch):
             if timer is not None:
                 timer.cancel()
         self._timer = self._watch = None
+        for seat in self._seats.values():
+            while seat.batches:
+                _deliver_to_all(
+                    seat.batches.popleft().jobs, WorkerDied("Its process does not end.")
+                )
+        self._seats.clear()
 
 
 def _deliver(batch: Batch, message: Replies, payload: memoryview) -> None:
@@ -312,7 +332,7 @@ def _deliver(batch: Batch, message: Replies, payload: memoryview) -> None:
             if isinstance(answer, Result):
                 answer.queue_s = batch.sent_at - job.put_at
                 answer.handler_s = message.handler_s
-            job.deliver(answer)
+            _hand(job, answer)
         at = end
 
 
@@ -327,4 +347,12 @@ def _answer(outcome: Outcome, body: memoryview) -> Result | ServeError:
 def _deliver_to_all(jobs: Sequence[Job], error: ServeError) -> None:
     for job in jobs:
         if not job.is_cancelled:
-            job.deliver(error)
+            _hand(job, error)
+
+
+def _hand(job: Job, outcome: Result | ServeError) -> None:
+    """A failure of one who waits is no reason to forget the others."""
+    try:
+        job.deliver(outcome)
+    except Exception:
+        log.exception("an outcome cannot be delivered", extra={"request": job.request_id})

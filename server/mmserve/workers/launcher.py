@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 
 from mmserve.errors import WorkersFailed
 from mmserve.logs.output import OutputLine, OutputReader
@@ -22,12 +23,22 @@ Listen = Callable[[Worker, str, list[OutputLine]], None]
 
 
 class Template:
-    """A process that has the model loaded and forks its workers."""
+    """A process that has the model loaded and forks its workers.
+
+    Attributes:
+        can_fork: its process may be forked; `why_not` says why it may not.
+        was_given_away: its process has become an ordinary worker.
+    """
 
     def __init__(self, worker: Worker, link: Link, can_fork: bool, why_not: str) -> None:
         self.worker, self.link = worker, link
         self.can_fork, self.why_not = can_fork, why_not
         self.was_given_away = False
+
+    @property
+    def is_spent(self) -> bool:
+        """Its process has ended."""
+        return self.link.is_closed or self.worker.ended.done()
 
 
 class Launcher:
@@ -36,7 +47,7 @@ class Launcher:
     Args:
         listen: gets what workers print.
         worker_start: the setting.
-        load_timeout_s: how long a model may take to load.
+        load_timeout_s: how long a model may take to load; None for no limit.
         max_processes: of all models together; None for no limit.
     """
 
@@ -46,7 +57,7 @@ class Launcher:
         listen: Listen,
         *,
         worker_start: str,
-        load_timeout_s: float,
+        load_timeout_s: float | None,
         max_processes: int | None = None,
     ) -> None:
         self.zygote = zygote
@@ -54,61 +65,67 @@ class Launcher:
         self._worker_start = worker_start
         self.load_timeout_s = load_timeout_s
         self._max_processes = max_processes
-        self._processes: set[Process] = set()
+        self._count = 0  # processes that run, or are asked for
 
     async def launch(self, worker: Worker, blueprint: Blueprint) -> None:
         """Starts the process and loads the model: the worker is ready after this.
 
         Raises:
-            WorkersFailed: it did not come up. The worker's process, if any, still has to be
-                stopped.
+            WorkersFailed: it did not come up, or was aborted. The worker's process, if any,
+                still has to be stopped.
         """
         while True:
-            way = await self._way(blueprint)
-            try:
-                await self._start(worker, blueprint, way, template=False)
+            way = await self._way(worker, blueprint)
+            with contextlib.suppress(ConnectionError):  # who should have forked it has died
+                await self._start(worker, blueprint, way)
                 break
-            except ConnectionError:
-                await asyncio.sleep(0)  # the library died; another way will be chosen
         await worker.load(_load_order(blueprint, worker), self.load_timeout_s)
 
     async def launch_template(self, worker: Worker, blueprint: Blueprint) -> Template:
-        """Starts a process that loads the model and forks workers. Raises WorkersFailed."""
+        """Starts a process that loads the model and forks workers. Raises as `launch` does."""
         while True:
-            way = await self._way(blueprint)
+            way = await self._way(worker, blueprint)
+            ours, control = socket.socketpair()
             try:
-                link = await self._start(worker, blueprint, way, template=True)
+                await self._start(worker, blueprint, way, control)
                 break
-            except ConnectionError:
-                await asyncio.sleep(0)
-        assert link is not None
-        loaded = await worker.load(_load_order(blueprint, worker), self.load_timeout_s)
+            except BaseException as error:
+                ours.close()
+                if not isinstance(error, ConnectionError):
+                    raise
+            finally:
+                control.close()
+        link = Link(ours, lambda _: None, lambda: None)
+        try:
+            loaded = await worker.load(_load_order(blueprint, worker), self.load_timeout_s)
+        except BaseException:
+            link.close()
+            raise
         worker.start = "template"
         return Template(worker, link, loaded.can_fork, loaded.why_not)
 
     async def launch_from(self, template: Template, worker: Worker, blueprint: Blueprint) -> None:
-        """Forks a worker that has the model already. Raises WorkersFailed, ConnectionError."""
-        out, err = self._outputs(worker)
-        wire, theirs = socket.socketpair()
-        try:
-            process = await self.zygote.spawn(
-                template.link, "fork", blueprint.environ, (theirs.fileno(), out, err)
-            )
-        except BaseException:
-            wire.close()
-            raise
-        finally:
-            theirs.close()
-            os.close(out)
-            os.close(err)
+        """Forks a worker that has the model already.
+
+        Raises:
+            ConnectionError: the template has died. Otherwise as `launch`.
+        """
         worker.start = "template"
-        self._count(process)
-        await worker.attach(process, wire)
+
+        def fork(fds: list[int]) -> Awaitable[Process]:
+            return self.zygote.spawn(template.link, "fork", blueprint.environ, fds)
+
+        await self._attach(worker, fork)
         await worker.load(_load_order(blueprint, worker), self.load_timeout_s)
 
-    async def _way(self, blueprint: Blueprint) -> Way:
-        library = self.zygote.library
+    async def _way(self, worker: Worker, blueprint: Blueprint) -> Way:
+        zygote, library = self.zygote, self.zygote.library
         while True:
+            worker.raise_if_aborted()
+            if zygote.is_stopping:
+                raise WorkersFailed("the server is stopping")
+            if not zygote.is_up.is_set():
+                await worker.unless_aborted(zygote.is_up.wait())
             clash = clashes(blueprint.top_names, library.modules) if library.is_ready else None
             way = choose_way(
                 blueprint,
@@ -119,71 +136,79 @@ class Launcher:
             )
             if way.kind != "wait":
                 return way
-            await library.settled.wait()
+            await worker.unless_aborted(library.settled.wait())
 
     async def _start(
-        self, worker: Worker, blueprint: Blueprint, way: Way, *, template: bool
-    ) -> Link | None:
+        self,
+        worker: Worker,
+        blueprint: Blueprint,
+        way: Way,
+        control: socket.socket | None = None,
+    ) -> None:
+        """Starts the process of a worker or, where there is a control link, of a template."""
         worker.start = "fresh" if way.kind == "fresh" else "fork"
         worker.start_reason = way.reason
-        out, err = self._outputs(worker)
-        wire, theirs = socket.socketpair()
-        ours, control = socket.socketpair() if template else (None, None)
-        fds = [theirs.fileno(), out, err]
-        fds += [control.fileno()] if control is not None else []
+        zygote, environ = self.zygote, blueprint.environ
+        kind = "fork" if control is None else "template"
+
+        def ask(fds: list[int]) -> Awaitable[Process]:
+            if control is not None:
+                fds = [*fds, control.fileno()]
+            if way.kind == "library":
+                if (link := zygote.library.link) is None:
+                    raise ConnectionError("the library is gone")
+                return zygote.spawn(link, kind, environ, fds)
+            if way.kind == "fresh" and control is None:
+                return zygote.start("exec", environ, fds)
+            return zygote.start(kind, environ, fds)
+
+        await self._attach(worker, ask)
+
+    async def _attach(self, worker: Worker, ask: Callable[[list[int]], Awaitable[Process]]) -> None:
+        """Makes descriptors, has a process started with them, and keeps the other ends."""
+        self._take_place()
+        process = None
         try:
-            process = await self._ask(way, blueprint, fds, template=template)
+            with _closed_afterwards() as fds:
+                wire = self._descriptors(worker, fds)
+                try:
+                    process = await ask(fds)
+                    await worker.attach(process, wire)
+                except BaseException:
+                    wire.close()
+                    raise
+        finally:
+            if process is None:
+                self._give_place()
+            else:
+                process.exited.add_done_callback(self._give_place)
+        worker.raise_if_aborted()
+
+    def _descriptors(self, worker: Worker, fds: list[int]) -> socket.socket:
+        """Our end of a new wire; `fds` gets what the process needs: its end, stdout, stderr."""
+        wire, theirs = socket.socketpair()
+        try:
+            fds.append(theirs.detach())
+            for stream in ("stdout", "stderr"):
+                read, write = pipe_for_output()
+                fds.append(write)
+                self._listen_to(worker, stream, read)
         except BaseException:
             wire.close()
-            if ours is not None:
-                ours.close()
             raise
-        finally:
-            theirs.close()
-            os.close(out)
-            os.close(err)
-            if control is not None:
-                control.close()
-        self._count(process)
-        await worker.attach(process, wire)
-        return Link(ours, lambda _: None, lambda: None) if ours is not None else None
+        return wire
 
-    async def _ask(
-        self, way: Way, blueprint: Blueprint, fds: list[int], *, template: bool
-    ) -> Process:
-        kind = "template" if template else "fork"
-        environ = blueprint.environ
-        if way.kind == "library":
-            link = self.zygote.library.link
-            if link is None:
-                raise ConnectionError("the library is gone")
-            return await self.zygote.spawn(link, kind, environ, fds)
-        if way.kind == "fresh" and not template:
-            return await self.zygote.start("exec", environ, fds)
-        return await self.zygote.start(kind, environ, fds)
-
-    def _outputs(self, worker: Worker) -> tuple[int, int]:
-        """Write ends of two pipes whose read ends are listened to until they end.
-
-        Raises:
-            WorkersFailed: there are as many processes as there may be.
-        """
-        if self._max_processes is not None and len(self._processes) >= self._max_processes:
+    def _take_place(self) -> None:
+        """Raises WorkersFailed: there are as many processes as there may be."""
+        if self._max_processes is not None and self._count >= self._max_processes:
             raise WorkersFailed(
-                f"{len(self._processes)} worker processes run already; "
-                "max_worker_processes sets the limit",
+                f"{self._count} worker processes run already; max_worker_processes sets the limit",
                 out_of_memory=True,
             )
-        ends = []
-        for stream in ("stdout", "stderr"):
-            read, write = pipe_for_output()
-            ends.append(write)
-            self._listen_to(worker, stream, read)
-        return ends[0], ends[1]
+        self._count += 1
 
-    def _count(self, process: Process) -> None:
-        self._processes.add(process)
-        process.exited.add_done_callback(lambda _: self._processes.discard(process))
+    def _give_place(self, _: object = None) -> None:
+        self._count -= 1
 
     def _listen_to(self, worker: Worker, stream: str, fd: int) -> None:
         def heard(lines: list[OutputLine]) -> None:
@@ -192,6 +217,17 @@ class Launcher:
         loop = asyncio.get_running_loop()
         metric = from_worker if stream == "stdout" else None
         worker.pumps.append(OutputPump(loop, fd, heard, reader=OutputReader(metric)))
+
+
+@contextlib.contextmanager
+def _closed_afterwards() -> Iterator[list[int]]:
+    """For descriptors that somebody else has by then, or nobody."""
+    fds: list[int] = []
+    try:
+        yield fds
+    finally:
+        for fd in fds:
+            os.close(fd)
 
 
 def _load_order(blueprint: Blueprint, worker: Worker) -> Load:

@@ -67,7 +67,7 @@ class Life:
 #: Seconds before the n-th restart in a row, as Multi Model Server paces them, then a minute.
 PAUSES_S = (1, 1, 2, 3, 5, 8, 13, 21, 34, 55)
 LONGEST_PAUSE_S = 60
-#: A worker that lived so long, or served a batch, has shown that a restart makes sense.
+#: A worker that lived so long, or was given work, has shown that a restart makes sense.
 PROVEN_AFTER_S = 5.0
 
 
@@ -82,14 +82,15 @@ class Restarts:
         self.limit = limit
         self.failures = 0
 
-    def pause_s(self, *, batches: int, ready_s: float) -> float | None:
+    def pause_s(self, *, was_used: bool, ready_s: float) -> float | None:
         """Seconds to wait after this end; None when the limit is reached.
 
         Args:
-            batches: served by the worker that ended.
+            was_used: it was given work; what that did to it may not happen again, and requests
+                that do it again must not keep the others waiting.
             ready_s: seconds it was ready; 0 where it never was.
         """
-        if batches or ready_s >= PROVEN_AFTER_S:
+        if was_used or ready_s >= PROVEN_AFTER_S:
             self.failures = 0
             return 0.0
         self.failures += 1

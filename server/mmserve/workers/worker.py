@@ -8,17 +8,18 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, cast
 
 import msgspec
 
 from mmserve.errors import WorkersFailed
 from mmserve.logs.pump import OutputPump
-from mmserve.wire.framing import Decoder, WireError, encode
-from mmserve.wire.messages import Hello, Load, Loaded, LoadFailed, Replies, ToFront
+from mmserve.wire.framing import Bytes, Decoder, WireError, encode
+from mmserve.wire.messages import Load, Loaded, LoadFailed, Replies, ToFront
+from mmserve.workers.exits import Exit
 from mmserve.workers.life import Event, Life, State
-from mmserve.workers.zygote import Exit, Process, Zygote
+from mmserve.workers.zygote import Process, Zygote
 
 log = logging.getLogger("mmserve.workers")
 
@@ -38,53 +39,45 @@ class Worker:
         gpu_id: its device, or None.
         start: "fork", "fresh" or "template"; `start_reason` says why it is not a plain fork.
         memory_bytes: resident memory as it last told.
-        batches: batches served.
-        on_replies: called for each finished batch with its message and payload.
+        requests: answered by it, or failed by its handler.
+        in_flight: batches sent and not answered.
+        has_unread: it ended before it had read all that was sent.
+        ended: done once its process is reaped and all it said is heard; None where it never had
+            a process.
+        outgrown: done once it has served or grown enough: it should be replaced.
+        on_replies: called for each finished batch with its message and payload. Raises WireError
+            where that is no answer to what was sent.
+        on_lost: called once, when it closed its end of the wire: no batch reaches it any more.
+        on_metrics: gets finished metric lines.
     """
 
-    def __init__(self, model: str, number: int, id: str, gpu_id: int | None) -> None:
+    def __init__(
+        self, zygote: Zygote, model: str, number: int, id: str, gpu_id: int | None
+    ) -> None:
         self.model, self.number, self.id, self.gpu_id = model, number, id, gpu_id
         self.life = Life()
         self.start, self.start_reason = "fork", ""
-        self.memory_bytes = 0
-        self.batches = 0
+        self.memory_bytes = self.requests = self.in_flight = 0
         self.load_s = 0.0
         self.ready_at = 0.0
+        self.has_unread = False
         self.on_replies: Callable[[Replies, memoryview], None] | None = None
+        self.on_lost: Callable[[Worker], None] | None = None
         self.on_metrics: Callable[[list[str]], None] | None = None
         self.process: Process | None = None
         self.pumps: list[OutputPump] = []  # of its stdout and stderr
+        self._zygote = zygote
+        self.loop = asyncio.get_running_loop()
+        self.ended: asyncio.Future[Exit | None] = self.loop.create_future()
+        self.outgrown: asyncio.Future[None] = self.loop.create_future()
+        self._loaded: asyncio.Future[Loaded] = self.loop.create_future()
+        self._aborted: asyncio.Future[None] = self.loop.create_future()
+        self._idle: asyncio.Future[None] | None = None  # somebody waits for the end of its work
         self._wire: _Wire | None = None
-        self._loaded: asyncio.Future[Loaded] = asyncio.get_running_loop().create_future()
         self._killed_for = ""
-        self.in_flight = 0  # batches sent and not answered
-        self.outgrown = asyncio.Event()  # it has served or grown enough: replace it
-        self._max_batches: int | None = None
+        self._insists: asyncio.TimerHandle | None = None
+        self._max_requests: int | None = None
         self._memory_limit: int | None = None
-        self._became_idle: asyncio.Future[None] | None = None
-
-    # Batches
-
-    def set_limits(self, max_batches: int | None, memory_limit: int | None) -> None:
-        """After so many batches, or above so many resident bytes, it is `outgrown`."""
-        self._max_batches, self._memory_limit = max_batches, memory_limit
-
-    def began(self) -> None:
-        self.in_flight += 1
-
-    def finished(self) -> None:
-        self.in_flight -= 1
-        if not self.in_flight and self._became_idle is not None:
-            if not self._became_idle.done():
-                self._became_idle.set_result(None)
-            self._became_idle = None
-
-    async def idle(self) -> None:
-        """Returns once it has no batch, or has ended."""
-        if self.in_flight and self.state is not State.STOPPED:
-            if self._became_idle is None:
-                self._became_idle = asyncio.get_running_loop().create_future()
-            await asyncio.shield(self._became_idle)
 
     @property
     def state(self) -> State:
@@ -94,114 +87,75 @@ class Worker:
     def pid(self) -> int | None:
         return self.process.pid if self.process else None
 
-    # Life
+    @property
+    def was_used(self) -> bool:
+        """It was given a batch."""
+        return self.requests > 0 or self.in_flight > 0
+
+    # Start
 
     async def attach(self, process: Process, wire: socket.socket) -> None:
         """The process is there; its end of `wire` is with it."""
         self.process = process
-        loop = asyncio.get_running_loop()
         wire.setblocking(False)
-        _, self._wire = await loop.create_unix_connection(lambda: _Wire(self._heard), sock=wire)
+        _, self._wire = await self.loop.create_unix_connection(lambda: _Wire(self), sock=wire)
         self.life.move(Event.CONNECTED)
+        process.exited.add_done_callback(self._process_exited)
 
-    async def load(self, order: Load, timeout_s: float) -> Loaded:
+    async def load(self, order: Load, timeout_s: float | None) -> Loaded:
         """Has the process load its model.
 
+        Args:
+            timeout_s: None for no limit.
+
         Raises:
-            WorkersFailed: the handler refused, the process died, or it took too long.
+            WorkersFailed: the handler refused, the process died, it took too long, or it was
+                aborted.
         """
-        assert self.process is not None
         self.send(order)
-        exited = self.process.exited
         try:
             async with asyncio.timeout(timeout_s):
-                await _first_of(self._loaded, exited)
+                await first_of(self._loaded, self.ended)
         except TimeoutError:
             raise WorkersFailed(
                 f"the model took longer than {timeout_s:g} s to load; "
                 "load_timeout_seconds sets the limit"
             ) from None
-        if not self._loaded.done():
-            await self._hear_last_words()
-        if self._loaded.done():
+        self.raise_if_aborted()
+        if not self._loaded.cancelled():
             loaded = self._loaded.result()
             self.life.move(Event.LOADED)
             self.load_s, self.ready_at = loaded.load_s, time.monotonic()
             return loaded
-        how = exited.result()
+        how = self.ended.result() or Exit(None)
         raise WorkersFailed(
-            f"the worker ended while it loaded the model. {how}",
-            out_of_memory=how.was_out_of_memory or how.code == -signal.SIGKILL,
+            f"the worker ended while it loaded the model. {self._killed_for or how}",
+            out_of_memory=not self._killed_for
+            and (how.was_out_of_memory or how.code == -signal.SIGKILL),
         )
 
-    def ask_to_stop(self) -> None:
-        """No new batch from now on; what runs may finish."""
-        if self.state is not State.STOPPED:
-            self.life.move(Event.STOP_ASKED)
+    def abort(self) -> None:
+        """It is not wanted any more, though it is not ready: its start fails, soon."""
+        self.ask_to_stop()
+        if not self._aborted.done():
+            self._aborted.set_result(None)
+        self.kill("It was stopped while it started.")
 
-    async def stop(self, zygote: Zygote, *, grace_s: float = STOP_GRACE_S) -> None:
-        """End-of-file, then SIGKILL to its group. Returns when the process is reaped."""
-        if self._wire is not None:
-            self._wire.close()
-        if self.process is None:
-            self._stopped()
-            return
-        process = self.process
+    def raise_if_aborted(self) -> None:
+        """Raises WorkersFailed."""
+        if self._aborted.done():
+            raise WorkersFailed("it was stopped")
+
+    async def unless_aborted(self, waiting: Awaitable[Any]) -> None:
+        """Waits for something that its start needs. Raises WorkersFailed once it is aborted."""
+        task = asyncio.ensure_future(waiting)
         try:
-            async with asyncio.timeout(grace_s):
-                await asyncio.shield(process.exited)
-        except TimeoutError:
-            await self.kill(zygote)
-            await process.exited
-        self._stopped()
+            await first_of(task, self._aborted)
+        finally:
+            task.cancel()
+        self.raise_if_aborted()
 
-    async def kill(self, zygote: Zygote, why: str = "") -> None:
-        """SIGKILL to its process group, now."""
-        self._killed_for = self._killed_for or why
-        if self.process is not None:
-            await zygote.signal_group(self.process, signal.SIGKILL)
-
-    async def ended(self, zygote: Zygote) -> Exit:
-        """Waits for the process's end."""
-        assert self.process is not None and self._wire is not None
-        exited = self.process.exited
-        await _first_of(exited, self._wire.lost)
-        if not exited.done():
-            # End-of-file is a hint: its process ends now, or is of no use to anybody.
-            await asyncio.wait({exited}, timeout=STOP_GRACE_S)
-            if not exited.done():
-                await self.kill(zygote, "It closed its connection to the server.")
-            await asyncio.shield(exited)
-        await self._hear_last_words()
-        self._stopped()
-        return exited.result()
-
-    async def _hear_last_words(self) -> None:
-        """What the process said before its end may arrive after the news of it."""
-        if self._wire is not None and not self._wire.lost.done():
-            await asyncio.wait({self._wire.lost}, timeout=LAST_WORDS_S)
-
-    def end_text(self, how: Exit) -> str:
-        """Why it ended, for the client whose request it had."""
-        return self._killed_for or str(how)
-
-    @property
-    def was_killed_by_us(self) -> bool:
-        return bool(self._killed_for)
-
-    def _stopped(self) -> None:
-        if self._wire is not None:
-            self._wire.close()
-        while self.pumps:  # a process that it left behind may hold the other ends
-            self.pumps.pop().close()
-        if self.state is not State.STOPPED:
-            self.life.move(Event.EXITED)
-        if not self._loaded.done():
-            self._loaded.cancel()
-        if self._became_idle is not None and not self._became_idle.done():
-            self._became_idle.set_result(None)
-
-    # The wire
+    # Work
 
     def send(
         self,
@@ -218,17 +172,117 @@ class Worker:
         if self._wire is not None:
             self._wire.send(message, parts, soon=soon)
 
-    def _heard(self, message: msgspec.Struct, payload: memoryview) -> None:
-        if isinstance(message, Replies):
-            self.batches += 1
+    def set_limits(self, max_requests: int | None, memory_limit: int | None) -> None:
+        """After so many requests, or above so many resident bytes, it is `outgrown`."""
+        self._max_requests, self._memory_limit = max_requests, memory_limit
+
+    def stay(self) -> None:
+        """There is no successor: it is not `outgrown` until `outgrow`, or its next batch."""
+        self.outgrown = self.loop.create_future()
+
+    def outgrow(self) -> None:
+        if not self.outgrown.done():
+            self.outgrown.set_result(None)
+
+    async def drained(self) -> None:
+        """Returns once it has no batch, or has ended."""
+        if self.in_flight and not self.ended.done():
+            if self._idle is None:
+                self._idle = self.loop.create_future()
+            await first_of(self._idle, self.ended)
+
+    # End
+
+    def ask_to_stop(self) -> None:
+        """No new batch from now on; what runs may finish."""
+        if self.state is not State.STOPPED:
+            self.life.move(Event.STOP_ASKED)
+
+    async def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
+        """End-of-file, then SIGKILL to its group. Returns when the process is reaped."""
+        self.ask_to_stop()
+        if self.process is None:
+            self._end(None)
+            return
+        if not self.ended.done():
+            if self._wire is not None:
+                self._wire.close()
+            if grace_s > 0:
+                self._kill_in(grace_s, "")
+            else:
+                self.kill()
+            await first_of(self.ended)
+
+    def kill(self, why: str = "") -> None:
+        """SIGKILL to its process group, now."""
+        if self.process is not None and not self.process.exited.done():
+            self._killed_for = self._killed_for or why
+            self._zygote.kill(self.process)
+
+    def end_text(self, how: Exit | None) -> str:
+        """Why it ended, for the client whose request it had."""
+        return self._killed_for or str(how or Exit(None))
+
+    def _kill_in(self, delay_s: float, why: str) -> None:
+        if self._insists is not None:
+            self._insists.cancel()
+        self._insists = self.loop.call_later(delay_s, self.kill, why)
+
+    def _wire_lost(self, error: Exception | None) -> None:
+        """End-of-file is a hint: its process ends now, or is of no use to anybody."""
+        # The kernel says so where the other end was closed with something left to read.
+        self.has_unread = isinstance(error, ConnectionResetError)
+        assert self.process is not None and self._wire is not None
+        if self.process.exited.done():
+            self._end(self.process.exited.result())
+            return
+        if not self._wire.is_closed:
+            self._kill_in(STOP_GRACE_S, "It closed its connection to the server.")
+        if self.on_lost is not None:
+            self.on_lost(self)
+
+    def _process_exited(self, exited: asyncio.Future[Exit]) -> None:
+        how = exited.result()
+        if self._wire is None or self._wire.is_lost:
+            self._end(how)
+        else:  # what it said before its end may arrive after the news of it
+            if self._insists is not None:
+                self._insists.cancel()
+            self._insists = self.loop.call_later(LAST_WORDS_S, self._end, how)
+
+    def _end(self, how: Exit | None) -> None:
+        if self.ended.done():
+            return
+        if self._insists is not None:
+            self._insists.cancel()
+        if self._wire is not None:
+            self._wire.abort()
+        while self.pumps:  # a process that it left behind may hold the other ends
+            self.pumps.pop().close()
+        if self.state is not State.STOPPED:
+            self.life.move(Event.EXITED)
+        if not self._loaded.done():
+            self._loaded.cancel()
+        self.ended.set_result(how)
+
+    # The wire
+
+    def heard(self, message: msgspec.Struct, payload: memoryview) -> None:
+        """Raises WireError: the message makes no sense now."""
+        if type(message) is Replies:
+            if self.on_replies is None:
+                raise WireError("an answer to nothing")
+            self.on_replies(message, payload)
+            self.requests += len(message.outcomes)
             if message.memory_bytes:
                 self.memory_bytes = message.memory_bytes
                 if self._memory_limit is not None and self.memory_bytes > self._memory_limit:
-                    self.outgrown.set()
-            if self.batches == self._max_batches:
-                self.outgrown.set()
-            if self.on_replies is not None:
-                self.on_replies(message, payload)
+                    self.outgrow()
+            if self._max_requests is not None and self.requests >= self._max_requests:
+                self.outgrow()
+            if self._idle is not None and not self.in_flight:
+                self._idle.set_result(None)
+                self._idle = None
             if message.metrics and self.on_metrics is not None:
                 self.on_metrics(message.metrics)
         elif isinstance(message, Loaded):
@@ -244,51 +298,48 @@ class Worker:
                     WorkersFailed(message.cause, out_of_memory=message.out_of_memory)
                 )
                 self._loaded.exception()  # retrieved: nobody may be waiting any more
-        elif isinstance(message, Hello):
-            pass
 
 
 class _Wire(asyncio.Protocol):
-    """The front's end of a worker's socket pair. Its end-of-file is a hint only.
+    """The front's end of a worker's socket pair.
 
-    What the socket does not take at once is kept: it is bounded by two batches of requests.
+    What the socket does not take at once is kept: it is bounded by a few batches of requests.
     """
 
-    def __init__(self, heard: Callable[[msgspec.Struct, memoryview], None]) -> None:
-        self._heard = heard
-        self._decoder: Decoder[ToFront] = Decoder(ToFront)
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self._feed = Decoder[ToFront](ToFront).feed
         self._transport: asyncio.Transport | None = None
-        self._loop = asyncio.get_running_loop()
-        self._unsent: list[Any] = []
+        self._unsent: list[Bytes] = []
         self._is_flush_due = False
-        self.lost: asyncio.Future[None] = self._loop.create_future()
-
-    def connection_lost(self, _: Exception | None) -> None:
-        if not self.lost.done():
-            self.lost.set_result(None)
+        self.is_closed = False  # by us
+        self.is_lost = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by its class
 
+    def connection_lost(self, error: Exception | None) -> None:
+        self.is_lost = True
+        self._worker._wire_lost(error)
+
     def data_received(self, data: bytes) -> None:
         try:
-            for message, payload in self._decoder.feed(data):
-                self._heard(message, payload)
-        except (WireError, msgspec.DecodeError) as error:
+            for message, payload in self._feed(data):
+                self._worker.heard(message, payload)
+        except WireError as error:
             log.error("a worker's message makes no sense", extra={"cause": str(error)})
-            self.close()
+            self.abort()
+            self._worker.kill("It sent what makes no sense.")
 
     def send(
         self, message: msgspec.Struct, parts: Sequence[bytes | memoryview], *, soon: bool
     ) -> None:
-        if self._transport is None or self._transport.is_closing():
-            return
         self._unsent += encode(message, parts)
         if not soon:
             self._flush()
         elif not self._is_flush_due:
             self._is_flush_due = True
-            self._loop.call_soon(self._flush_now_due)
+            self._worker.loop.call_soon(self._flush_now_due)
 
     def _flush_now_due(self) -> None:
         self._is_flush_due = False
@@ -304,11 +355,18 @@ class _Wire(asyncio.Protocol):
             self._transport.writelines(data)
 
     def close(self) -> None:
+        self.is_closed = True
         if self._transport is not None:
             self._transport.close()
 
+    def abort(self) -> None:
+        """Closes without waiting for what is not sent: nobody may read it."""
+        self.is_closed = True
+        if self._transport is not None:
+            self._transport.abort()
 
-async def _first_of(*futures: asyncio.Future[Any]) -> None:
+
+async def first_of(*futures: asyncio.Future[Any]) -> None:
     """Returns when one of them is done; cancels none."""
     await asyncio.wait(set(futures), return_when=asyncio.FIRST_COMPLETED)
 
