@@ -10,8 +10,8 @@ from mmserve.config.settings import Settings
 from mmserve.frontend.http import Exchange, Request
 from mmserve.logs.access import RequestLog, access_line
 from mmserve.logs.journal import open_journal
-from mmserve.metrics.lines import parse_line
 from mmserve.metrics.requests import RequestCounters
+from tests.metric_lines import parse_line
 
 AccessLog = Literal["all", "no-ping", "errors", "off"]
 

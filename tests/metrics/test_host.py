@@ -3,7 +3,7 @@ import sys
 from pathlib import Path
 
 from mmserve.metrics.host import HostUsage, hostname
-from mmserve.metrics.lines import parse_line
+from tests.metric_lines import parse_line
 
 ALL = [
     ("CPUUtilization", "Percent"),

@@ -4,12 +4,11 @@ from hypothesis import strategies as st
 
 from mmserve.metrics.lines import (
     HOST,
-    Metric,
     from_worker,
     metric_line,
-    parse_line,
     worker_load_line,
 )
+from tests.metric_lines import Metric, parse_line
 
 WORDS = st.from_regex(r"[A-Za-z0-9_]{1,12}", fullmatch=True)
 PLAIN = st.text(

@@ -1,5 +1,5 @@
-from mmserve.metrics.lines import parse_line
 from mmserve.metrics.requests import RequestCounters
+from tests.metric_lines import parse_line
 
 
 def test_each_reply_is_counted_in_its_class_with_the_time() -> None:

@@ -1,7 +1,7 @@
 import asyncio
 
-from mmserve.metrics.lines import parse_line
 from mmserve.metrics.sampler import sample_host
+from tests.metric_lines import parse_line
 
 
 def test_samples_come_soon_after_the_start_and_again() -> None:

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.metrics.lines import parse_line
 from mmserve.runtime.metrics_store import (
     Dimension,
     Metric,
@@ -18,6 +17,7 @@ from mmserve.runtime.metrics_store import (
     Units,
     hostname,
 )
+from tests.metric_lines import parse_line
 
 MODEL = (("ModelName", "m"), ("Level", "Model"))
 

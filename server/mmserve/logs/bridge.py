@@ -75,11 +75,11 @@ def _text(record: logging.LogRecord) -> str:
 class Installed:
     """What `install` changed, to be put back."""
 
-    def __init__(self, handler: Bridge) -> None:
+    def __init__(self, bridge: Bridge, level: int) -> None:
         root = logging.getLogger()
         self._before = root.handlers[:], root.level
-        self._handler = handler
-        root.handlers[:] = [handler]
+        root.handlers[:] = [bridge]
+        root.setLevel(level)
         logging.captureWarnings(True)
 
     def remove(self) -> None:
@@ -91,6 +91,4 @@ class Installed:
 
 def install(say: Say, level: int) -> Installed:
     """Makes the bridge the only handler of the root logger."""
-    installed = Installed(Bridge(say))
-    logging.getLogger().setLevel(level)
-    return installed
+    return Installed(Bridge(say), level)

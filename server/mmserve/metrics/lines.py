@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
 
 Dimensions = Sequence[tuple[str, str]]
 
 #: Of everything that is measured of the machine or of the server as a whole.
 HOST: Dimensions = (("Level", "Host"),)
 
-WORKER_PREFIX = "[METRICS]"
 #: A metric without a unit; CloudWatch's word for it.
 NO_UNIT = "None"
 
@@ -29,28 +27,11 @@ _NOT_NUMBER = re.compile(r"[^0-9A-Za-z.+-]")
 
 _NUMBER = r"[-+]?\d[\d.,]*(?:[eE][-+]?\d+)?"
 _DIMENSIONS = r"(?:[^|,:\x00-\x1f]+:[^|,\x00-\x1f]*(?:,[^|,:\x00-\x1f]+:[^|,\x00-\x1f]*)*)?"
-_LOGGED = re.compile(
-    rf"([A-Za-z0-9_-]+)\.(\w+):([^|\s]+)\|#({_DIMENSIONS})\|#hostname:([^|,\s]*)"
-    r"(?:,requestID:([^|]*))?,timestamp:(\d+)",
-    re.ASCII,
-)
 _PRINTED = re.compile(
     rf"\[METRICS\](\w+\.\w+:{_NUMBER}\|#{_DIMENSIONS}\|#hostname:[^|,\s]*)"
     r",(\d{1,18})(?:,([^|\s]*))?",
     re.ASCII,
 )
-
-
-class Metric(NamedTuple):
-    """A metric line, taken apart. `value` is the text of a number, or of whatever was logged."""
-
-    name: str
-    unit: str
-    value: str
-    dimensions: tuple[tuple[str, str], ...]
-    hostname: str
-    timestamp: int
-    request_id: str
 
 
 def metric_line(
@@ -83,18 +64,6 @@ def metric_line(
 
 def _plain(junk: re.Pattern[str], text: str) -> str:
     return junk.sub("_", text) or "_"
-
-
-def parse_line(text: str) -> Metric | None:
-    """The line of a log without its time of writing; None where it is not one."""
-    found = _LOGGED.fullmatch(text)
-    if found is None:
-        return None
-    name, unit, value, listed, hostname, request_id, timestamp = found.groups()
-    dimensions = tuple(
-        (pair.partition(":")[0], pair.partition(":")[2]) for pair in listed.split(",") if pair
-    )
-    return Metric(name, unit, value, dimensions, hostname, int(timestamp), request_id or "")
 
 
 def from_worker(text: str) -> str | None:

@@ -21,7 +21,6 @@ PREFIX = struct.Struct("<IQ")
 MAX_HEADER = 1 << 28
 MAX_PAYLOAD = 1 << 36
 
-_MAX_SEEN = 64 * 1024
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -111,11 +110,6 @@ class Decoder(Generic[M]):
         self._max_header, self._max_payload = max_header, max_payload
         self._held = bytearray()  # the beginning of a frame that is not complete
         self._missing = 0  # bytes until it is, once its prefix is there
-
-    @property
-    def is_inside_frame(self) -> bool:
-        """The bytes so far end within a frame; at end-of-file that means the peer broke off."""
-        return bool(self._held)
 
     def feed(self, data: bytes) -> list[tuple[M, memoryview]]:
         """The messages that `data` completes, each with its payload.

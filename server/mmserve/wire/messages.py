@@ -73,7 +73,7 @@ class Predict(msgspec.Struct, tag="predict", array_like=True, gc=False):
 
 
 class Hello(msgspec.Struct, tag="hello", array_like=True):
-    """A worker is there. `path_seen` is its module search path, for the log at debug level."""
+    """A worker is there."""
 
     pid: int
     start: str  # "fork", "fresh" or "template"
