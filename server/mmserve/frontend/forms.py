@@ -45,7 +45,7 @@ def query_pairs(query: str) -> list[tuple[str, bytes]]:
     """The (name, value) pairs of a raw query, in order.
 
     Multi Model Server's rules: `&` or `;` between pairs, `+` is a space, a name without `=` has
-    an empty value, a value without a name becomes the name, and `#` ends it.
+    an empty value, a value without a name becomes the name.
 
     Raises:
         BadRequest: broken percent-encoding.
@@ -53,7 +53,7 @@ def query_pairs(query: str) -> list[tuple[str, bytes]]:
     if not query:
         return []
     pairs: list[tuple[str, bytes]] = []
-    for part in _SEPARATOR.split(query.partition("#")[0]):
+    for part in _SEPARATOR.split(query):
         if not part:
             continue
         name, _, value = part.partition("=")
@@ -86,8 +86,7 @@ def _query_bytes(text: str) -> bytes:
         raise BadRequest(
             f"The query is not percent-encoded: two digits should follow in {around!r}."
         )
-    # Bytes that came bare, against the rules, are Latin-1 in `query`.
-    return _unquoted(text.replace("+", " ").encode("latin-1", "replace"))
+    return _unquoted(text.replace("+", " ").encode())
 
 
 def _unquoted(text: bytes) -> bytes:

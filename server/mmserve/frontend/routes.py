@@ -97,7 +97,7 @@ def decoded(part: str) -> str:
     Raises:
         BadRequest: it is not percent-encoded UTF-8.
     """
-    if "%" not in part and part.isascii():
+    if "%" not in part:
         return part
     if (broken := BROKEN_PERCENT.search(part)) is not None:
         around = part[broken.start() : broken.start() + 3]
@@ -105,7 +105,6 @@ def decoded(part: str) -> str:
             f"The path is not percent-encoded: two digits should follow in {around!r}."
         )
     try:
-        # Bytes that came bare, against the rules, are Latin-1 in `path`.
-        return unquote_to_bytes(part.encode("latin-1", "replace")).decode()
+        return unquote_to_bytes(part).decode()
     except UnicodeDecodeError:
         raise BadRequest("The path is not percent-encoded UTF-8.") from None

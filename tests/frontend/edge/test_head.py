@@ -60,6 +60,8 @@ NOT_HTTP = {
     "control character in the target": b"GET /\x01 HTTP/1.1\r\n\r\n",
     "unknown method": b"FOO / HTTP/1.1\r\n\r\n",
     "method in lower case": b"get / HTTP/1.1\r\n\r\n",
+    "bare UTF-8 in the path": "GET /é HTTP/1.1\r\n\r\n".encode(),
+    "bare UTF-8 in the query": "GET /?é HTTP/1.1\r\n\r\n".encode(),
     "relative target": b"GET foo HTTP/1.1\r\n\r\n",
     "words": b"hello\r\n\r\n",
 }
