@@ -8,6 +8,7 @@ from http import HTTPStatus
 
 from mmserve.config.settings import Settings
 from mmserve.errors import RouteNotFound, ServeError
+from mmserve.frontend.edge import cors_of
 from mmserve.frontend.guard import Guard, is_preflight
 from mmserve.frontend.http import Application, Exchange, Response
 from mmserve.frontend.inference import Inference
@@ -53,11 +54,7 @@ class Api:
         self._guard = Guard(
             settings.management, settings.cors_allowed_origin, settings.management_token_file
         )
-        self._has_cors = bool(
-            settings.cors_allowed_origin
-            or settings.cors_allowed_methods
-            or settings.cors_allowed_headers
-        )
+        self._has_cors = bool(cors_of(settings))
         self.inference: Application = _door(self._serve_inference)
         self.management: Application = _door(self._serve_management)
         self.shared: Application = _door(self._serve_shared)
@@ -117,7 +114,7 @@ class Api:
             query = request.query
         else:
             return False
-        if not name or "/" in name or not name.isascii():
+        if not name or "/" in name:
             return False
         self._inference.predict(exchange, name, query)
         return True

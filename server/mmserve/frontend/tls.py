@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-import socket
 import ssl
 import tempfile
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from mmserve.errors import ConfigurationError
+from mmserve.metrics.host import hostname
 
 if TYPE_CHECKING:
     from cryptography import x509
@@ -211,7 +211,7 @@ def self_signed() -> bytes:
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "localhost")])
     now = datetime.datetime.now(datetime.UTC)
     names: list[x509.GeneralName] = [
-        *(x509.DNSName(host) for host in dict.fromkeys(("localhost", _host_name()))),
+        *(x509.DNSName(host) for host in {"localhost", hostname()} if host.isascii()),
         *(x509.IPAddress(ipaddress.ip_address(text)) for text in ("127.0.0.1", "::1")),
     ]
     certificate = (
@@ -231,8 +231,3 @@ def self_signed() -> bytes:
         serialization.PrivateFormat.PKCS8,
         serialization.NoEncryption(),
     ) + certificate.public_bytes(serialization.Encoding.PEM)
-
-
-def _host_name() -> str:
-    name = socket.gethostname()
-    return name if name.isascii() and name else "localhost"

@@ -44,7 +44,8 @@ _UNITS = Units().units
 
 @functools.cache
 def hostname() -> str:
-    return os.uname().nodename
+    """As `mmserve.metrics.host` has it, which would bring pathlib into every worker."""
+    return os.uname().nodename or "localhost"
 
 
 class Dimension:
