@@ -7,6 +7,7 @@ import signal
 import stat
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -306,6 +307,22 @@ def test_a_start_removes_an_orphan_pid_file(shell, bystander):
         assert shell.pid_file.read_text() == str(process.pid)
         process.terminate()
     assert bystander.poll() is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_orphan_pid_file_of_another_user_is_said_to_be_in_the_way():
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)  # as /tmp
+        shell = Shell(Path(folder))
+        shell.pid_file.write_text("0")
+        # Imported first: the other user may not be able to read the interpreter's files.
+        steps = "__import__('mmserve.platform')", "os.seteuid(65534)"
+        start = "launcher.start(None, os.environ, foreground=False)"
+        code, said = shell.run(call=f"({', '.join((*steps, start))})[-1]")
+    assert code == 1
+    assert str(shell.pid_file) in said
+    assert "TMPDIR" in said
+    assert "already running" not in said
 
 
 def test_a_pid_file_that_is_a_folder_is_said_so(shell):

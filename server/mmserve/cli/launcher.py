@@ -137,6 +137,11 @@ def start(flags: argparse.Namespace, environ: Mapping[str, str], *, foreground: 
             return _refuse_second()
         print("Removing orphan pid file.")
         launch.remove_pid(pid_file, pid)
+        if launch.read_pid(pid_file) == pid:
+            return _refuse(
+                f"{pid_file} is another user's and cannot be removed; "
+                "TMPDIR can name a directory of your own."
+            )
     if (problem := _problem(flags, environ)) is not None:
         return _refuse(problem)
     arguments = arguments_of(flags)
