@@ -46,7 +46,8 @@ def test_a_killed_owners_folder_is_stale_and_can_be_cleared(tmp_path: Path) -> N
         path = Path(owner.stdout.readline().strip())
         assert stale(tmp_path) == []
         owner.kill()
-    assert stale(tmp_path) == [path]
+    while stale(tmp_path) != [path]:  # the kernel lets go of its locks a moment after its end
+        assert path.exists()
     assert clear(path)
     assert list(tmp_path.iterdir()) == []
     assert not clear(path)
