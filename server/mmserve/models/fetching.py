@@ -1,7 +1,8 @@
 """The front's side of the fetcher: asks for models and gives them back. Never touches an archive.
 
-The process starts with the first request and is let go soon after the last. What it
-hands out stays on the disk until its lease is released, whether the process lives or not.
+The process starts with the server, is let go when nobody has asked for a while, and starts again
+when somebody does. What it hands out stays on the disk until its lease is released, whether the
+process lives or not.
 """
 
 from __future__ import annotations
@@ -47,9 +48,9 @@ log = logging.getLogger("mmserve.models")
 #: What code that uses the default of `preload_imports` cannot help naming.
 _DEFAULT_LIBRARIES = ("torch", "transformers")
 
-#: Seconds without a request after which the process is let go.
-#: It starts in a tenth of a second, and an idle server should be small.
-IDLE_S = 2.0
+#: Seconds without a request after which the process is let go: it starts again in a tenth of a
+#: second, and an idle server should be small.
+IDLE_S = 30.0
 #: Seconds that a start waits for what dead servers have left to be removed.
 _SWEEP_LIMIT_S = 5.0
 #: Seconds after which a fetcher whose socket is closed is killed.
@@ -233,7 +234,10 @@ class Fetcher:
     # Life
 
     async def start(self) -> None:
-        """Makes our folder and removes those that dead servers have left.
+        """Makes our folder, starts the process, and removes what dead servers have left.
+
+        The process comes up beside everything else that does, so that the first registration,
+        which is often due at once, need not wait for it.
 
         Raises ConfigurationError: `archive_cache_dir` cannot be used.
         """
@@ -242,6 +246,10 @@ class Fetcher:
             with contextlib.suppress(_Ended, StorageFailed, TimeoutError):
                 async with asyncio.timeout(_SWEEP_LIMIT_S):
                     await self._ask(Sweep(next(self._numbers), [str(path) for path in stale]))
+        if self._link is None:
+            with contextlib.suppress(StorageFailed):  # the first request will say so
+                self._link = self._start_process()
+                self._await_idleness()
 
     async def close(self) -> None:
         """Ends the process and removes our folder."""
@@ -386,7 +394,10 @@ class Fetcher:
         else:
             waiter.set_result(answer)
         if not self._pending and self._idle is None:
-            self._idle = self._loop.call_later(self._idle_s, self._let_go)
+            self._await_idleness()
+
+    def _await_idleness(self) -> None:
+        self._idle = self._loop.call_later(self._idle_s, self._let_go)
 
     def _give_back(self, answer: Answer) -> None:
         """Whoever asked is gone: what was brought was for nobody."""
