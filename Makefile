@@ -17,6 +17,7 @@ RUN := $(BIN)/python
 DEMO := $(VENV)/.ready-demo
 DEV := $(VENV)/.ready-dev
 ORACLE := .oracle/.ready
+LIGHT := .venv-light/.ready
 
 # For the targets that take them.
 ARGS ?=
@@ -70,10 +71,11 @@ conformance: $(DEV) $(ORACLE)  ## compare with Multi Model Server itself, reply 
 			--junit-xml=$(RESULTS)/conformance.xml --reruns 1 -r R $(ARGS); \
 	else echo "no conformance tests in this checkout"; fi
 
-probes: $(DEV)  ## run the black-box probes against the server, where they are at hand
+# Without torch: a server that imports it beside each probe would leave the probes half a machine.
+probes: $(LIGHT)  ## run the black-box probes against the server, where they are at hand
 	@mkdir -p $(RESULTS)
 	@if [ -d $(PROBES) ]; then \
-		$(RUN) -m pytest $(PROBES) --server-cmd $(CURDIR)/$(BIN)/multi-model-server \
+		.venv-light/bin/python -m pytest $(PROBES) --server-cmd $(CURDIR)/.venv-light/bin/multi-model-server \
 			--outcomes $(RESULTS)/probes.tsv --junit-xml=$(RESULTS)/probes.xml --reruns 1 -r R $(ARGS); \
 	else echo "no probes at $(PROBES); PROBES=DIR names another place"; fi
 
@@ -115,6 +117,13 @@ $(DEV): pyproject.toml | $(RUN)
 	@$(PYTHON) .ci/progress "Installing mmserve and what its tests need" --log $(VENV)/install.log -- \
 		$(RUN) -m pip install --disable-pip-version-check -e '.[dev,handlers,samples,aws,sagemaker]'
 	@touch $@ $(DEMO)
+
+$(LIGHT): pyproject.toml
+	@[ -n "$(PYTHON)" ] || { echo "Python 3.11 or newer is needed; make PYTHON=/path/to/python names one."; exit 1; }
+	@[ -x .venv-light/bin/python ] || $(PYTHON) -m venv .venv-light
+	@$(PYTHON) .ci/progress "Installing mmserve alone" --log .venv-light/install.log -- \
+		.venv-light/bin/python -m pip install --disable-pip-version-check -e . pytest pytest-rerunfailures pytest-timeout requests
+	@touch $@
 
 $(ORACLE):
 	@[ -n "$(PYTHON)" ] || { echo "Python 3.11 or newer is needed; make PYTHON=/path/to/python names one."; exit 1; }
