@@ -40,6 +40,7 @@ _WORTH_IT = 0.9  # of its size; a sample that shrinks to more than this is store
 _LEFT_OUT_FOLDERS = ("__MACOSX", "__pycache__")
 _LEFT_OUT_ENDINGS = (".pyc", ".DS_Store", ".mar")
 _COPY_BYTES = 1 << 20
+_INTERRUPTS = (signal.SIGINT, signal.SIGTERM)
 
 
 class ArchiveError(Exception):
@@ -55,21 +56,41 @@ class Member(NamedTuple):
 def main(argv: Sequence[str] | None = None) -> int:
     """The command. The exit code: 0, 1 for an error of ours, 2 for a wrong command line."""
     arguments = _parser().parse_args(argv)
-    previous = signal.signal(signal.SIGTERM, _terminated)
-    try:
-        _archive(arguments)
-    except ArchiveError as error:
-        _say("ERROR", str(error))
-        return 1
-    except OSError as error:
-        _say("ERROR", f"{error.filename or arguments.model_path}: {error.strerror or error}")
-        return 1
-    except KeyboardInterrupt:
-        _say("ERROR", "Interrupted; nothing was written.")
-        return 130
-    finally:
-        signal.signal(signal.SIGTERM, previous)
+    with _interruptions() as interrupted:
+        try:
+            _archive(arguments)
+        except ArchiveError as error:
+            _say("ERROR", str(error))
+            return 1
+        except OSError as error:
+            _say("ERROR", f"{error.filename or arguments.model_path}: {error.strerror or error}")
+            return 1
+        except BaseException:
+            # Not only KeyboardInterrupt: zipfile, when it is left in the middle of a member, may
+            # raise an error of its own in the place of what interrupted it.
+            if not interrupted:
+                raise
+            _say("ERROR", "Interrupted; nothing was written.")
+            return 128 + interrupted[0]
     return 0
+
+
+@contextlib.contextmanager
+def _interruptions() -> Iterator[list[int]]:
+    """SIGINT and SIGTERM raise KeyboardInterrupt, the first time; the number is in the list."""
+    interrupted: list[int] = []
+
+    def interrupt(number: int, _: object) -> None:
+        if not interrupted:  # a second one must not disturb the cleaning up
+            interrupted.append(number)
+            raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, interrupt) for number in _INTERRUPTS}
+    try:
+        yield interrupted
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _archive(arguments: argparse.Namespace) -> None:
@@ -301,10 +322,6 @@ def _say(level: str, text: str) -> None:
 
 def _raise(error: OSError) -> NoReturn:
     raise error
-
-
-def _terminated(*_: object) -> NoReturn:
-    raise SystemExit(128 + signal.SIGTERM)
 
 
 if __name__ == "__main__":
