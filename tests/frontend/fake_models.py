@@ -37,7 +37,7 @@ class FakeModel:
         self.name, self.asked = name, asked
         self.least = self.most = workers
         self.handler: Handler = says_ok
-        self.is_paused = False
+        self.is_paused = self.is_loading = False
         self.capacity = 2
         self.waiting: list[Job] = []
         self.seen: list[Job] = []
@@ -122,7 +122,7 @@ class FakeModels(Models):
                 WorkerDescription(
                     id=f"9000-{number:08x}",
                     startTime="2020-01-01T00:00:00.000Z",
-                    status="READY",
+                    status="LOADING" if model.is_loading else "READY",
                     gpu=False,
                     memoryUsage=0,
                 )

@@ -343,13 +343,28 @@ def test_ping_tells_the_health_and_only_ready_is_strict(health: str, mode: str) 
     models = FakeModels()
     models.unhealthy = health
     served = House(models, ping_mode=mode)
-    status = 503 if mode == "ready" and health != "Healthy" else 200
+    status = 503 if mode == "ready" and health == "Unhealthy" else 200
     for target in ("/ping", "/ping/", "/ping/x"):
         for method in ("GET", "POST", "OPTIONS"):
             reply = served.infer(method, target)
             assert (reply.status, reply.json()) == (status, {"status": health})
     assert served.share("GET", "/ping").body == f'{{\n  "status": "{health}"\n}}\n'.encode()
     assert served.manage("GET", "/ping").told[0] == 404
+
+
+@pytest.mark.parametrize("health", ["Healthy", "Partial Healthy"])
+def test_a_strict_ping_waits_for_each_model_of_the_start(health: str) -> None:
+    models = FakeModels()
+    models.unhealthy = health
+    served = House(models, ping_mode="ready")
+    models.add("later").is_loading = True
+    models.add("parked", workers=0, at_start=True)
+    first, second = models.add("a", at_start=True), models.add("b", at_start=True)
+    for is_loading, status in (((True, True), 503), ((False, True), 503), ((False, False), 200)):
+        first.is_loading, second.is_loading = is_loading
+        reply = served.infer("GET", "/ping")
+        assert reply.status == status
+        assert (reply.json()["status"] == "Healthy") is (status == 200 and health == "Healthy")
 
 
 # Anything

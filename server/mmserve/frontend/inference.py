@@ -29,8 +29,9 @@ class Inference:
 
     Args:
         models: takes the jobs.
-        ping_mode: `ready` answers 503 while the models are not all healthy; any other always 200,
-            as Multi Model Server does: the front lives, whatever the text says.
+        ping_mode: `ready` answers 503 while a model of the start has no worker that is ready, or
+            no worker is left at all; any other always 200, as Multi Model Server does: the front
+            lives, whatever the text says.
         server_timing: whether replies carry `Server-Timing`.
     """
 
@@ -39,7 +40,7 @@ class Inference:
         self._submit = models.submit
         self._is_strict = ping_mode == "ready"
         self._server_timing = server_timing
-        self._pings: dict[str, Response] = {}
+        self._pings: dict[tuple[str, bool], Response] = {}
 
     def predict(self, exchange: Exchange, name: str, query: str) -> None:
         """Asks one model.
@@ -80,13 +81,23 @@ class Inference:
     def ping(self, exchange: Exchange) -> None:
         """Tells how the models are."""
         health = self._models.health()
-        reply = self._pings.get(health)
+        is_bad = self._is_strict and (health == "Unhealthy" or not self._has_loaded())
+        if is_bad and health == "Healthy":  # to which a worker that loads is as good as one
+            health = "Unhealthy"
+        reply = self._pings.get((health, is_bad))
         if reply is None:
-            is_bad = self._is_strict and health != "Healthy"
             status = HTTPStatus.SERVICE_UNAVAILABLE if is_bad else HTTPStatus.OK
             reply = Response(status, pretty({"status": health}), (JSON_TYPE,))
-            self._pings[health] = reply
+            self._pings[health, is_bad] = reply
         exchange.reply(reply)
+
+    def _has_loaded(self) -> bool:
+        """Whether each model of the start that wants workers has one that is ready."""
+        return all(
+            any(worker.status == "READY" for worker in model.workers)
+            for model in (self._models.describe(name) for name, _ in self._models.names())
+            if model.loadedAtStartup and model.minWorkers
+        )
 
     def _named(self, pairs: list[tuple[str, bytes]], from_body: Parameters) -> str:
         for key, value in pairs:
