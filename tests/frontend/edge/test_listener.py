@@ -261,6 +261,7 @@ def test_a_drain_lets_running_requests_finish(house: House, kit: ModuleType, inb
         exchange = inbox.next()
         half.send(b"POST /half HTTP/1.1\r\nContent-Length: 4\r\n\r\nab")
         kit.eventually(lambda: listener.connections == 3)
+        house.call(lambda: None)  # what was sent has been read
         done = drain(house, listener, kit.PATIENCE_S)
 
         assert is_refused(listener.port)
@@ -304,7 +305,7 @@ def test_a_request_that_comes_during_a_drain_is_503(
         with kit.Client(listener) as begun:
             begun.send(b"GET /late HTTP/1.1\r\n")
             kit.eventually(lambda: listener.connections == 2)
-            house.call(lambda: None)
+            house.call(lambda: None)  # what was sent has been read
             done = drain(house, listener, kit.PATIENCE_S)
             begun.send(b"\r\n")
             reply = begun.reply()
