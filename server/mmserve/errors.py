@@ -144,7 +144,7 @@ class Unavailable(ServeError):
 
 
 class NoWorker(Unavailable):
-    def __init__(self, model: str, why: str = "it has no workers; scale it up") -> None:
+    def __init__(self, model: str, why: str = "It has no workers; scale it up") -> None:
         super().__init__(f"No worker is available to serve request for model: {model}. {why}.")
         self.model = model
 
