@@ -81,10 +81,6 @@ def test_a_target_cannot_end_its_field_or_the_line(target: str) -> None:
     assert '"' not in field.replace("\\\\", "").replace('\\"', "")
 
 
-def test_a_long_target_is_cut() -> None:
-    assert len(access_line("1.2.3.4:5", "GET", "/" + "x" * 100_000, "1.1", 200, 0)) < 9000
-
-
 def test_json_has_the_request_id_and_the_trace(tmp_path: Path) -> None:
     asked = Settings(log_location=str(tmp_path), metrics_location=str(tmp_path), log_format="json")
     with open_journal(asked, stdout=None) as journal:

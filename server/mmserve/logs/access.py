@@ -9,9 +9,6 @@ from mmserve.config.settings import Settings
 from mmserve.logs.escape import escaped
 from mmserve.logs.journal import Journal
 
-#: A target that is longer is cut: the line is for people.
-TARGET_LIMIT = 8192
-
 #: Least status that `access_log` keeps.
 _FROM_STATUS = {"all": 0, "no-ping": 0, "errors": 400, "off": 1000}
 
@@ -55,16 +52,10 @@ def access_line(
             escaped.
         version: "1.1" or "1.0".
     """
-    if not target.isprintable() or '"' in target or len(target) > TARGET_LIMIT:
-        target = _shown(target)
+    if not target.isprintable() or '"' in target:
+        target = escaped(target.replace("\\", "\\\\").replace('"', '\\"'))
     slash = "" if peer == "0.0.0.0" else "/"
     return f'{slash}{peer} "{method} {target} HTTP/{version}" {status} {int(elapsed_s * 1000)}'
-
-
-def _shown(target: str) -> str:
-    if len(target) > TARGET_LIMIT:
-        target = target[:TARGET_LIMIT] + "..."
-    return escaped(target.replace("\\", "\\\\").replace('"', '\\"'))
 
 
 class RequestLog:
@@ -90,7 +81,7 @@ class RequestLog:
 
         Args:
             elapsed_s: from the request's head to the reply.
-            bytes_out: of the reply's body.
+            bytes_out: of the reply, head and body.
         """
         now = time()
         counter = self._count(status, now)
