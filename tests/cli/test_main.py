@@ -195,6 +195,16 @@ def test_list_shows_every_page(run, server):
     assert out.decode().splitlines() == [f"{name}  {name}.mar" for name in MODELS]
 
 
+def test_a_name_from_an_archive_does_nothing_to_the_terminal(run):
+    page = b'{"models": [{"modelName": "a\\u001b[2J", "modelUrl": "b\\nc"}]}'
+    raw = b"HTTP/1.1 200 x\r\ncontent-length: %d\r\n\r\n%s" % (len(page), page)
+    with serving(http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler), raw) as server:
+        code, out, _ = run(
+            *("models", "list", "--address", f"http://127.0.0.1:{server.server_port}")
+        )
+    assert (code, out) == (0, b"a\\x1b[2J  b\\nc\n")
+
+
 def test_load_sends_what_is_asked_and_nothing_else(run, server):
     code, out, _ = run(
         *("models", "load", "a.mar", "--name", "a", "--workers", "2", "--batch-size", "8"),
@@ -241,6 +251,7 @@ def test_an_error_of_the_server_ends_with_1_and_its_message(run, server):
     ("raw", "code", "said"),
     [
         (b"HTTP/1.1 503 x\r\ncontent-length: 4\r\n\r\nbusy", 1, "503 Service Unavailable: busy"),
+        (b"HTTP/1.1 404 x\r\ncontent-length: 6\r\n\r\na\x1b[2J\n", 1, "404 Not Found: a\\x1b[2J\n"),
         (b"HTTP/1.1 413 x\r\ncontent-length: 0\r\n\r\n", 1, "413 Request Entity Too Large\n"),
         (b"HTTP/1.1 200 x\r\ncontent-length: 2\r\n\r\n[]", 3, "is no model server"),
         (b"HTTP/1.1 200 x\r\ncontent-length: 9\r\n\r\n{}", 3, "no server answers at"),

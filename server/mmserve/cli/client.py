@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from mmserve.config.addresses import Address
+from mmserve.logs.escape import escaped
 
 
 class Unreachable(Exception):
@@ -23,7 +24,7 @@ class Refused(Exception):
     """The server replied with an error."""
 
     def __init__(self, status: int, body: bytes) -> None:
-        super().__init__(_problem(status, body))
+        super().__init__(escaped(_problem(status, body)))
         self.status = status
 
 

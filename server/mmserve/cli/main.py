@@ -268,8 +268,10 @@ def _loaded(arguments: Arguments, *, with_gpus: bool = True) -> Loaded | None:
 
 
 def _list(flags: argparse.Namespace) -> int:
+    from mmserve.logs.escape import escaped
+
     def show(client: Client) -> None:
-        found = list(client.models())
+        found = [(escaped(str(name)), escaped(str(url))) for name, url in client.models()]
         width = max((len(name) for name, _ in found), default=0)
         for name, url in found:
             print(f"{name:{width}}  {url}")
@@ -403,9 +405,11 @@ def _client(flags: argparse.Namespace) -> Client | int:
 def _print_status(reply: Reply) -> None:
     import json
 
+    from mmserve.logs.escape import escaped
+
     try:
-        print(json.loads(reply.body)["status"])
-    except (ValueError, KeyError, TypeError):
+        print(escaped(json.loads(reply.body)["status"]))
+    except (ValueError, KeyError, TypeError, AttributeError):
         _write(reply)
 
 
