@@ -24,10 +24,10 @@ def pretty(value: Any) -> bytes:
     Args:
         value: what msgspec can encode; `UNSET` fields of structs are left out.
     """
-    return escaped(msgspec.json.format(_encode(value), indent=2)) + b"\n"
+    return _html_safe(msgspec.json.format(_encode(value), indent=2)) + b"\n"
 
 
-def escaped(encoded: bytes) -> bytes:
+def _html_safe(encoded: bytes) -> bytes:
     """Encoded JSON with `< > & = '` and the two line separators written as `\\u003c`."""
     # All of them can stand in strings only, so that replacing them anywhere is right.
     for character, escape in _ESCAPES:
@@ -38,7 +38,7 @@ def escaped(encoded: bytes) -> bytes:
 
 def text_literal(text: str) -> bytes:
     """One JSON string, quotes included, escaped as in `pretty`."""
-    return escaped(_encode(text))
+    return _html_safe(_encode(text))
 
 
 def _encode(value: Any) -> bytes:
