@@ -37,7 +37,7 @@ SENTENCES = [
 #: Held-out digits that are drawn and asked one by one.
 SHOWN = 6
 TRAINING_SEED, SPLIT_SEED = 0, 7
-EPOCHS, BATCH, RATE = 5, 96, 0.05
+EPOCHS, BATCH, RATE = 6, 96, 0.03
 SIDE, MEAN, STD, FULL_SCALE = 16, 0.5, 0.25, 16.0
 SERVER_START_S, SERVER_STOP_S, REPLY_S = 120.0, 40.0, 120.0
 

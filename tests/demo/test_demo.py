@@ -27,6 +27,15 @@ from mmserve_handlers import demo
 LIMIT_S = 400
 
 
+def similarity(text: str) -> float:
+    found = re.search(r'"similarities":\[([\d.]+)\]', text)
+    assert found is not None, text
+    return float(found[1])
+
+
+IN_THE_README = similarity(Path("README.md").read_text())
+
+
 class Demo:
     """The demo in a folder of its own, on free ports."""
 
@@ -97,15 +106,18 @@ def test_the_demo_does_what_it_prints_and_leaves_nothing(home: Path, demos: list
     }
     assert alike["1 and 2"] > 0.5 and alike["3 and 4"] > 0.5  # those that mean the same
     share = re.search(r"read right: ([\d.]+)%", said)
-    assert share is not None and float(share[1]) >= 95
+    assert share is not None and float(share[1]) >= 96
 
     commands = [line.strip() for line in shown.said if line.strip().startswith("curl ")]
     assert len(commands) >= 5
     if shutil.which("curl"):
+        printed = {}
         for command in commands:
             told = ["bash", "-c", command.replace("curl ", "curl --fail --silent --show-error ")]
             ran = subprocess.run(told, cwd=home, capture_output=True, text=True, check=False)
             assert ran.returncode == 0 and ran.stdout, f"{command}\n{ran.stdout}{ran.stderr}"
+            printed[command] = ran.stdout
+        assert similarity("\n".join(printed.values())) == pytest.approx(IN_THE_README, abs=0.01)
 
     shown.process.send_signal(signal.SIGINT)
     assert "stopped" in shown.end()
