@@ -85,8 +85,8 @@ documented: $(DEV)  ## run the commands that the docs show
 
 bench: $(DEV)  ## measure overhead and cold start
 	@mkdir -p $(RESULTS)
-	@$(BIN)/mmserve-bench overhead --out $(RESULTS) $(ARGS)
-	@$(BIN)/mmserve-bench coldstart --out $(RESULTS) $(ARGS)
+	@status=0; $(BIN)/mmserve-bench overhead --out $(RESULTS) $(ARGS) || status=$$?; \
+	$(BIN)/mmserve-bench coldstart --out $(RESULTS) $(ARGS) || status=$$?; exit $$status
 
 soak: $(DEV)  ## the tests that take long: many idle models, long churn
 	@$(RUN) -m pytest tests/e2e -m soak --timeout 3600 $(ARGS)
