@@ -110,11 +110,11 @@ def site_packages() -> str:
 
 
 def pack(folder: Path, archive: Path, method: Literal["deflated", "stored"]) -> None:
-    """Packs a model directory; deflated as `model-archiver` does it."""
+    """Packs a model directory; deflated and without `__pycache__`, as `model-archiver` does it."""
     compression = zipfile.ZIP_DEFLATED if method == "deflated" else zipfile.ZIP_STORED
     with zipfile.ZipFile(archive, "w", compression) as packed:
         for path in sorted(folder.rglob("*")):
-            if path.is_file():
+            if path.is_file() and path.parent.name != "__pycache__":
                 packed.write(path, path.relative_to(folder))
 
 

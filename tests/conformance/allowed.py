@@ -109,7 +109,7 @@ ALLOWED: Sequence[Allowed] = (
     error(
         "F019",
         "an empty model_name counts as missing",
-        "plain / routes* / * /invocations?model_name=",
+        "plain / routes* / * /invocations?model_name= or several / * / /invocations?model_name=",
         (400, "BadRequestException", "Parameter model_name is required."),
         (404, "ModelNotFoundException", "Model not found: "),
     ),

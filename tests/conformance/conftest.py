@@ -28,6 +28,7 @@ class Account:
         self.exchanges: dict[str, bool] = {}  # whether the two were equal
         self.excused = Counter[Allowed]()
         self.excused_exchanges: dict[Allowed, set[str]] = {}
+        self.corpus = 0  # exchanges with the handlers of others
         self.missing = ""
 
     def compared(self, exchange: str, used: list[Allowed], is_equal: bool) -> None:
@@ -58,7 +59,7 @@ def pytest_terminal_summary(
         say.section("NOT COMPARED with Multi Model Server", sep="!", red=True, bold=True)
         say.line(account.missing)
         return
-    if not account.exchanges:
+    if not account.exchanges and not account.corpus:
         return
     say.section("conformance with Multi Model Server 1.1.11")
     equal = sum(account.exchanges.values())
@@ -66,6 +67,8 @@ def pytest_terminal_summary(
         f"{len(account.exchanges)} exchanges, {equal} equal in every aspect, "
         f"{len(account.exchanges) - equal} with differences"
     )
+    if account.corpus:
+        say.line(f"{account.corpus} exchanges with the handlers of others, all as written down")
     say.line(f"{account.excused.total()} allowed differences, by reason:")
     for row in ALLOWED:
         if count := account.excused[row]:

@@ -890,7 +890,13 @@ def settings() -> tuple[Setting, ...]:
         ("noop=noop.mar",),
         one_port=True,
     )
-    return plain, shared
+    several = Setting(
+        "several",
+        (script("start-up models", start_up_models()),),
+        {"default_workers_per_model": 1},
+        ("first=noop.mar", "echo.mar", "third=folder"),
+    )
+    return plain, shared, several
 
 
 def sole_model() -> Iterator[Exchange]:
@@ -906,6 +912,28 @@ def sole_model() -> Iterator[Exchange]:
     yield describe("describe the second", "second")
     yield Exchange("list", "GET", "/models", api="management")
     yield unregister("unregister the second", "second")
+
+
+def start_up_models() -> Iterator[Step]:
+    """Where several models were loaded at start."""
+    for model in ("first", "echo", "third"):
+        yield Settle(model)
+        yield describe(f"describe {model}", model)
+    yield Exchange("list", "GET", "/models", api="management")
+    yield Exchange("ping", "GET", "/ping")
+    for query in ("", "?model_name=", "?model_name=first", "?model_name=noop", "?k=v"):
+        yield Exchange(f"/invocations{query}", "POST", f"/invocations{query}", b"x")
+    yield register("taken", url="noop.mar", model_name="first")
+    yield register("workers by default", url="noop.mar")
+    yield describe("describe workers by default", "noop")
+    yield register("no worker all the same", url="noop.mar", model_name="idle", initial_workers=0)
+    yield describe("describe no worker", "idle")
+    yield Exchange("ping with an idle one", "GET", "/ping")
+    for model in ("first", "noop", "idle"):
+        yield unregister(f"unregister {model}", model)
+    yield register("first again", url="noop.mar", model_name="first")
+    yield describe("describe first again", "first")
+    yield Exchange("list at the end", "GET", "/models", api="management")
 
 
 def opaque_bodies() -> Iterator[Step]:
