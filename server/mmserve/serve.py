@@ -34,7 +34,7 @@ from mmserve.frontend.api import Api
 from mmserve.frontend.edge import cors_of, limits_of
 from mmserve.frontend.http import Application
 from mmserve.frontend.listener import Listener, install_exception_handler, open_listener
-from mmserve.frontend.tls import TlsSource
+from mmserve.frontend.tls import tls_of
 from mmserve.logs.access import RequestLog
 from mmserve.logs.banner import start_banner
 from mmserve.logs.journal import Journal, open_journal
@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves; the exit status is 0 after a stop that was asked for."""
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+        platform.raise_open_files()
         if arguments.ready_fd is not None:
             os.set_inheritable(arguments.ready_fd, False)  # no child may keep a launcher waiting
         loaded = load_settings(arguments, os.environ)
@@ -156,7 +157,6 @@ class Server:
                 sampler = tasks.create_task(self._sample_host())
                 async with self._listeners(api) as listeners:
                     self._on_hangup(loop, listeners)
-                    gc.collect()
                     gc.freeze()  # what lives as long as the server need not be looked at again
                     self._journal.announce("Model server started.")
                     announce_ready(self._arguments.ready_fd)
@@ -237,13 +237,7 @@ class Server:
     async def _listeners(self, api: Api) -> AsyncIterator[list[Listener]]:
         settings = self._settings
         inference, management = settings.inference, settings.management
-        tls = TlsSource(
-            keystore=settings.keystore,
-            keystore_pass=settings.keystore_pass,
-            keystore_type=settings.keystore_type,
-            private_key_file=settings.private_key_file,
-            certificate_file=settings.certificate_file,
-        )
+        tls = tls_of(settings)
         observe = RequestLog(self._journal, settings, RequestCounters(self._host)).observe
         is_shared = inference.same_listener(management)
         plan: list[tuple[str, Any, Application]] = [

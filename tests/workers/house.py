@@ -167,7 +167,7 @@ async def open_house(
     load_timeout_s: float = 20,
     max_processes: int | None = None,
 ) -> AsyncIterator[House]:
-    zygote = Zygote(imports, os.environ)
+    zygote = Zygote(imports, os.environ, library_delay_s=0)
     async with asyncio.TaskGroup() as tasks, zygote.running():
         lines: list[str] = []
 

@@ -136,6 +136,7 @@ class Launcher:
             )
             if way.kind != "wait":
                 return way
+            self.zygote.want_library()
             await worker.unless_aborted(library.settled.wait())
 
     async def _start(

@@ -52,6 +52,8 @@ DEFAULT_IMPORTS = (
     "transformers.conversion_mapping:get_checkpoint_conversion_mapping(bert)",
 )
 
+#: Seconds after the zygote's start when the library starts, if nobody has wanted it before.
+LIBRARY_DELAY_S = 3.0
 #: Deaths in a row after which there is no library any more.
 LIBRARY_RESTARTS = 5
 #: Seconds that a zygote may take to end, and with it all that it started.
@@ -213,12 +215,27 @@ class Zygote:
     When the zygote dies, the workers live on as our own children (we are a subreaper); a new
     zygote and library take over the starting, and the orphans are signalled and reaped here.
 
+    Args:
+        imports: modules that the library imports.
+        environ: environment of the zygote and the library.
+        library_delay_s: the library starts so long after the zygote, or when a worker wants it.
+            Models that need no library, and are registered right after the start, then have the
+            processors for themselves.
+
     Attributes:
         is_up: set while there is a zygote to start processes.
     """
 
-    def __init__(self, imports: Sequence[str], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        imports: Sequence[str],
+        environ: Mapping[str, str],
+        *,
+        library_delay_s: float = LIBRARY_DELAY_S,
+    ) -> None:
         self._imports, self._environ = list(imports), dict(environ)
+        self._library_delay_s = library_delay_s
+        self._is_library_wanted = False
         self.library = Library()
         self.is_up = asyncio.Event()
         self._link: Link | None = None
@@ -291,10 +308,19 @@ class Zygote:
         self._pid, self._up_at, self._starts = process.pid, time.monotonic(), 0
         self._link = Link(ours, self._heard, self._lost)
         self.is_up.set()
-        if self._imports:
+        if not self._imports:
+            self.library.settled.set()
+        elif self._is_library_wanted:
             self._own(self._launch_library())
         else:
-            self.library.settled.set()
+            loop = asyncio.get_running_loop()
+            loop.call_later(self._library_delay_s, self.want_library)
+
+    def want_library(self) -> None:
+        """Starts the library, where there is one to be and it was not started yet."""
+        if not self._is_library_wanted and self._imports and not self._is_stopping:
+            self._is_library_wanted = True
+            self._own(self._launch_library())
 
     async def _relaunch(self) -> None:
         was_used, ready_s = self._starts > 0, time.monotonic() - self._up_at
