@@ -102,6 +102,9 @@ class Living:
     def worker_metrics(self, lines: list[str]) -> None:
         self.metrics.extend(lines)
 
+    def worker_failed(self) -> None:
+        pass
+
     def workers_given_up(self, cause: WorkersFailed) -> None:
         self.given_up = cause
         self.gone.put_nowait(Exit(0))

@@ -72,13 +72,26 @@ class Model:
         self.dispatcher: Dispatcher
 
     def refuse_without_workers(self) -> None:
-        """A model of no workers, or whose workers were given up, takes no job."""
+        """A model of no workers, or none of whose workers starts, takes no job.
+
+        Who asks learns the cause at once; a worker that comes up later ends the refusal.
+        """
+        if self.removal is not None or isinstance(self.dispatcher.refusal, ShuttingDown):
+            return  # which is the last word
         why: ServeError | None = None
-        if self.failure is not None:
-            why = NoWorker(self.name, f"Its workers fail: {self.failure.cause}")
-        elif not self.pool.slots:
+        if not self.pool.slots and self.failure is None:
             why = NoWorker(self.name)
+        elif (failure := self.last_failure) is not None:
+            why = NoWorker(self.name, f"Its workers do not start: {failure.cause}")
         self.dispatcher.refuse(why)
+
+    @property
+    def last_failure(self) -> WorkersFailed | None:
+        """Why none of its workers starts; None where one has, or may."""
+        if self.failure is not None:
+            return self.failure
+        failures = [slot.failure for slot in self.pool.slots]
+        return failures[-1] if failures and None not in failures else None
 
 
 class Registry:
@@ -391,7 +404,7 @@ class Registry:
             loadedAtStartup=model.is_startup,
             workers=[_describe(slot) for slot in model.pool.slots if not slot.is_given_up],
             state="FAILED" if model.failure is not None else msgspec.UNSET,
-            cause=model.failure.cause if model.failure is not None else msgspec.UNSET,
+            cause=cause.cause if (cause := model.last_failure) is not None else msgspec.UNSET,
         )
 
     def health(self) -> str:
@@ -415,6 +428,7 @@ class Registry:
 
     def worker_ready(self, model: Model, worker: Worker) -> None:
         self._on_ready(model.name, worker)
+        model.refuse_without_workers()
         model.dispatcher.worker_ready(worker)
 
     def worker_metrics(self, lines: list[str]) -> None:
@@ -482,6 +496,9 @@ class _Workers:
 
     def worker_metrics(self, lines: list[str]) -> None:
         self._registry.worker_metrics(lines)
+
+    def worker_failed(self) -> None:
+        self._model.refuse_without_workers()
 
     def workers_given_up(self, cause: WorkersFailed) -> None:
         self._registry.workers_given_up(self._model, cause)

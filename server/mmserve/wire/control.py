@@ -6,6 +6,7 @@ body; descriptors travel with its first byte.
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import struct
 from collections.abc import Sequence
@@ -176,7 +177,9 @@ class BlockingLink:
         return self._unpacker.feed(data, fds) if data else None
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
+        """Says it, unless the other end is gone: `receive` will tell."""
         data = memoryview(pack(message))
-        sent = send_with_fds(self.socket, data, fds)  # type: ignore[arg-type]
-        if sent < len(data):
-            self.socket.sendall(data[sent:])
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            sent = send_with_fds(self.socket, data, fds)  # type: ignore[arg-type]
+            if sent < len(data):
+                self.socket.sendall(data[sent:])

@@ -39,6 +39,9 @@ class Hooks(Protocol):
     def worker_metrics(self, lines: list[str]) -> None:
         """Finished metric lines that the handler made."""
 
+    def worker_failed(self) -> None:
+        """It did not come up; its slot knows why, and will try again."""
+
     def workers_given_up(self, cause: WorkersFailed) -> None:
         """`max_worker_restarts` is reached."""
 
@@ -272,6 +275,7 @@ class Pool:
             if slot.is_wanted:
                 log.warning("worker failed to start", extra=self._fields(slot, cause=failure.cause))
             slot.attempted(failure)
+            self._hooks.worker_failed()
             return False, 0.0
         self._announce(slot, worker)
         while not worker.ended.done():
@@ -320,8 +324,8 @@ class Pool:
         worker.set_limits(self._policy.max_requests, self._policy.memory_limit)
         worker.on_lost = self._hooks.worker_retired
         worker.ended.add_done_callback(lambda ended: self._gone(slot, worker, ended.result()))
-        self._hooks.worker_ready(worker)
         slot.attempted(None)
+        self._hooks.worker_ready(worker)
 
     def _gone(self, slot: Slot, worker: Worker, how: Exit | None) -> None:
         if slot.is_wanted and worker not in slot.retiring:
