@@ -2,6 +2,8 @@
 
 An archive holds what `save_pretrained` writes: `config.json`, `model.safetensors` and the
 tokenizer's files. Weights are mapped from the file, so workers of one model share their pages.
+What classifies, answers or labels (`BertForSequenceClassification`) is refused: it needs a handler
+of its own.
 
 Requests, as JSON:
 
@@ -17,6 +19,7 @@ Any other text is one sentence.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +36,8 @@ MAX_SENTENCES = 512
 CHUNK = 32
 #: Digits after the point in answers: float32 holds seven, and the tests of similarity want five.
 DIGITS = 6
+#: Heads that are there for training alone: sentences are embedded without them, by all who do.
+TRAINING_HEADS = ("ForMaskedLM", "ForPreTraining")
 
 
 class Asked(NamedTuple):
@@ -42,13 +47,13 @@ class Asked(NamedTuple):
     task: str
 
 
-def read(item: Item) -> Asked:
+def read(item: Item, content_type: object = None) -> Asked:
     """One request, checked.
 
     Raises:
         BadInput: names the field that is wrong.
     """
-    value = payload(item)
+    value = payload(item, content_type)
     if isinstance(value, bytes | bytearray | memoryview):
         raw = bytes(value)
         try:
@@ -121,6 +126,7 @@ class Service:
     def __init__(self, context: Context) -> None:
         """Loads tokenizer and weights from the model's directory; asks nothing of a network."""
         folder = Path(context.system_properties["model_dir"])
+        check_has_no_head(folder)
         gpu_id = context.system_properties.get("gpu_id")
         has_gpu = gpu_id is not None and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{gpu_id}" if has_gpu else "cpu")
@@ -134,9 +140,9 @@ class Service:
     def handle(self, data: Sequence[Item], context: Context) -> list[bytes]:
         """Answers a batch; all its sentences go through the model together."""
         asked: list[Asked | BadInput] = []
-        for item in data:
+        for index, item in enumerate(data):
             try:
-                asked.append(read(item))
+                asked.append(read(item, context.get_request_header(index, "content-type")))
             except BadInput as mistake:
                 asked.append(mistake)
         every = [text for one in asked if isinstance(one, Asked) for text in one.sentences]
@@ -167,6 +173,22 @@ class Service:
             for index, vector in zip(chosen, vectors, strict=True):
                 rows[index] = vector
         return torch.stack(rows)
+
+
+def check_has_no_head(folder: Path) -> None:
+    """Raises ValueError where the checkpoint has a head, which would be left out without a word."""
+    try:
+        said = json.loads((folder / "config.json").read_text())
+        names = [str(name) for name in said.get("architectures") or ()]
+    except (OSError, ValueError, AttributeError, TypeError):
+        return  # the library has its own words for that
+    for name in names:
+        if re.search(r"For[A-Z]", name) and not name.endswith(TRAINING_HEADS):
+            raise ValueError(
+                f"config.json names {name}, and mmserve_handlers.bert only embeds sentences: the "
+                f"head would be left out. Write a handler that loads it as {name}, or save the "
+                "encoder by itself with AutoModel"
+            )
 
 
 def _max_tokens(folder: Path, positions: int) -> int:

@@ -17,12 +17,17 @@ Item = Mapping[str, Any]
 #: Where the payload is looked for, in this order: the whole body, then the usual form fields.
 PAYLOAD_KEYS = ("body", "data", "file")
 
+#: What `curl -d` says of whatever it sends, unless it is told otherwise.
+FORM_TYPE = "application/x-www-form-urlencoded"
+
 
 class Context(Protocol):
     """The part of the handler context that is used here."""
 
     model_name: str
     system_properties: Mapping[str, Any]
+
+    def get_request_header(self, idx: int, key: str) -> Any: ...
 
     def set_response_content_type(self, idx: int, value: str) -> None: ...
 
@@ -37,10 +42,14 @@ class BadInput(ValueError):
         self.field = field
 
 
-def payload(item: Item) -> Any:
+def payload(item: Item, content_type: object = None) -> Any:
     """The value of a request that carries its data, as it came.
 
     A form with one field of any name is taken too.
+
+    Args:
+        item: the request.
+        content_type: its header, for the message where there is no data.
 
     Raises:
         BadInput: there is none, it is empty, or there are several that could be meant.
@@ -53,6 +62,12 @@ def payload(item: Item) -> Any:
             return value
     if len(item) == 1:
         return next(iter(item.values()))
+    if isinstance(content_type, str) and content_type.lower().startswith(FORM_TYPE):
+        raise BadInput(
+            "body",
+            f"came as a form ({FORM_TYPE}, which is what curl -d says) without a field `data`; "
+            "send it with the header Content-Type: application/json or text/plain",
+        )
     raise BadInput("body", "is missing; send the data as the request's body or as a field `data`")
 
 

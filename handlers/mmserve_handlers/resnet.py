@@ -39,6 +39,10 @@ MAX_PIXELS = 32_000_000
 #: Labels of one image, where the request does not say.
 TOP_K = 3
 ARCHITECTURES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+EXAMPLE = (
+    '{"architecture": "resnet18", "labels": ["cat", "dog"], "size": 224, '
+    '"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
+)
 
 
 class Recipe(NamedTuple):
@@ -76,10 +80,12 @@ def recipe(folder: Path) -> Recipe:
             std=[float(value) for value in said["std"]],
             full_scale=float(said.get("full_scale", 255)),
         )
+    except FileNotFoundError:
+        raise ValueError(f"the archive has no model.json; write one like {EXAMPLE}") from None
     except OSError as wrong:
-        raise ValueError(f"model.json cannot be read: {wrong}") from None
+        raise ValueError(f"model.json cannot be read: {wrong.strerror}") from None
     except KeyError as missing:
-        raise ValueError(f"model.json has no {missing}") from None
+        raise ValueError(f"model.json has no {missing}; write it like {EXAMPLE}") from None
     except TypeError as wrong:
         raise ValueError(f"model.json has an entry of the wrong kind: {wrong}") from None
     if found.architecture not in ARCHITECTURES:
@@ -89,13 +95,13 @@ def recipe(folder: Path) -> Recipe:
     return found
 
 
-def read(item: Item, full_scale: float, labels: int) -> Asked:
+def read(item: Item, full_scale: float, labels: int, content_type: object = None) -> Asked:
     """One request, checked.
 
     Raises:
         BadInput: names the field that is wrong.
     """
-    value = payload(item)
+    value = payload(item, content_type)
     if isinstance(value, bytes | bytearray | memoryview):
         raw = bytes(value)
         if raw.lstrip()[:1] not in (b"{", b"["):
@@ -180,9 +186,11 @@ class Service:
     def handle(self, data: Sequence[Item], context: Context) -> list[bytes]:
         """Answers a batch; all its images go through the network together."""
         asked: list[Asked | BadInput] = []
-        for item in data:
+        labels, full_scale = len(self.recipe.labels), self.recipe.full_scale
+        for index, item in enumerate(data):
             try:
-                asked.append(read(item, self.recipe.full_scale, len(self.recipe.labels)))
+                content_type = context.get_request_header(index, "content-type")
+                asked.append(read(item, full_scale, labels, content_type))
             except BadInput as mistake:
                 asked.append(mistake)
         every = [image for one in asked if isinstance(one, Asked) for image in one.images]
@@ -233,7 +241,10 @@ def _weights(folder: Path) -> dict[str, torch.Tensor]:
         return tensors
     path = folder / "model.pt"
     if not path.exists():
-        raise FileNotFoundError(f"neither model.safetensors nor model.pt in {folder}")
+        raise FileNotFoundError(
+            "the archive has neither model.safetensors nor model.pt; "
+            "torch.save(model.state_dict(), 'model.pt') writes one"
+        )
     # weights_only: a pickle from a stranger must not run code.
     mapped: dict[str, torch.Tensor] = torch.load(path, mmap=True, weights_only=True)
     return mapped

@@ -13,8 +13,12 @@ class Context:
     def __init__(self, model_dir: Path) -> None:
         self.model_name = "m"
         self.system_properties: dict[str, Any] = {"model_dir": str(model_dir), "gpu_id": None}
+        self.content_type: str | None = None
         self.content_types: dict[int, str] = {}
         self.statuses: dict[int, int] = {}
+
+    def get_request_header(self, idx: int, key: str) -> str | None:
+        return self.content_type if key.lower() == "content-type" else None
 
     def set_response_content_type(self, idx: int, value: str) -> None:
         self.content_types[idx] = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,38 @@ def test_a_mistake_is_refused_and_the_field_named(context: Context, body: Any, f
     assert context.statuses == {0: 400}
     assert bad["message"].startswith(f"{field}: ")
     assert "embeddings" in good
+
+
+def test_a_form_of_curl_is_told_which_header_to_set(context: Context) -> None:
+    context.content_type = "application/x-www-form-urlencoded"
+    (refused,) = answers(bert.handle([{}], context))  # `-d 'hello world'` names no field
+    context.content_type = None
+    assert context.statuses[0] == 400
+    assert "Content-Type: application/json" in refused["message"]
+
+
+@pytest.mark.parametrize("name", ["BertForSequenceClassification", "RobertaForQuestionAnswering"])
+def test_a_checkpoint_with_a_head_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
+    with pytest.raises(ValueError, match=name):
+        bert.Service(Context(tmp_path))
+
+
+@pytest.mark.parametrize(
+    "config", ['{"architectures": ["BertForMaskedLM"]}', '{"architectures": null}', "{}", "[", "[]"]
+)
+def test_an_encoder_is_no_head(tmp_path: Path, config: str) -> None:
+    (tmp_path / "config.json").write_text(config)
+    bert.check_has_no_head(tmp_path)
+
+
+def test_the_readme_shows_what_the_handler_answers(context: Context) -> None:
+    readme = Path("README.md").read_text()
+    pair = re.search(r"-d '(\{\"pairs\": .*\})'", readme)
+    shown = re.search(r"^\{\"similarities\":\[.*\]\}$", readme, re.M)
+    assert pair is not None and shown is not None
+    (found,) = ask(context, json.loads(pair[1]))
+    assert found["similarities"] == pytest.approx(json.loads(shown[0])["similarities"], abs=1e-4)
 
 
 def test_a_text_longer_than_the_model_reads_is_cut(context: Context) -> None:

@@ -26,6 +26,14 @@ def test_a_request_without_data_is_refused_and_the_field_named(item: dict[str, b
         payload(item)
 
 
+def test_a_form_without_data_is_told_apart_and_the_header_named() -> None:
+    for kind in ("application/x-www-form-urlencoded", "Application/X-WWW-Form-URLencoded; a=b"):
+        with pytest.raises(BadInput, match=r"form .*Content-Type: application/json or text/plain"):
+            payload({}, kind)
+    with pytest.raises(BadInput, match="is missing"):
+        payload({}, "text/plain")
+
+
 @given(st.recursive(st.none() | st.booleans() | st.integers() | st.text(), st.lists))
 def test_json_is_read_from_text_and_from_bytes(value: object) -> None:
     text = json.dumps(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,18 @@ def test_a_wrong_recipe_is_refused_by_name(tmp_path: Path, changed: Any, text: s
 
 
 def test_missing_files_are_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"model\.json"):
+    with pytest.raises(ValueError, match=r"no model\.json; write one like \{") as caught:
         resnet.recipe(tmp_path)
+    assert str(tmp_path) not in str(caught.value)
     (tmp_path / "model.json").write_text(json.dumps(RECIPE))
-    with pytest.raises(FileNotFoundError, match=r"model\.safetensors nor model\.pt"):
+    with pytest.raises(FileNotFoundError, match=r"model\.safetensors nor model\.pt") as missing:
         resnet.Service(Context(tmp_path))
+    assert str(tmp_path) not in str(missing.value)
+
+
+def test_the_recipes_that_are_shown_work(tmp_path: Path) -> None:
+    blocks = re.findall(r"^```json\n(.*?)^```", Path("README.md").read_text(), re.M | re.S)
+    for shown in (resnet.EXAMPLE, *(text for text in blocks if "architecture" in text)):
+        (tmp_path / "model.json").write_text(shown)
+        found = resnet.recipe(tmp_path)
+        assert found.architecture == "resnet18" and found.full_scale == 255
