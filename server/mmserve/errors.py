@@ -105,11 +105,14 @@ class UnregisterTimedOut(ServeError):
 
 
 class WorkersFailed(ServeError):
-    """Workers of a model did not come up. `out_of_memory` decides 507 or 500."""
+    """Workers of a model did not come up. `out_of_memory` decides 507 or 500.
 
-    def __init__(self, cause: str = "", *, out_of_memory: bool = False) -> None:
+    `trace` is the model's own traceback, for the log and nobody else.
+    """
+
+    def __init__(self, cause: str = "", *, out_of_memory: bool = False, trace: str = "") -> None:
         super().__init__("Failed to start workers" + (f": {cause}" if cause else ""))
-        self.cause, self.out_of_memory = cause, out_of_memory
+        self.cause, self.out_of_memory, self.trace = cause, out_of_memory, trace
 
 
 class WorkerDied(ServeError):

@@ -548,3 +548,19 @@ def test_no_more_processes_start_than_the_limit_says(write: Write) -> None:
             await again.start()
 
     run(test())
+
+
+def test_a_load_that_keeps_failing_is_traced_once(write: Write) -> None:
+    async def test() -> None:
+        async with open_house() as house:
+            model = house.model(write(PID, load="raise ValueError('no weights')"))
+            with pytest.raises(WorkersFailed):
+                await model.start()
+            (slot,) = model.pool.slots
+            first = slot.worker
+            await until(lambda: slot.worker is not first and slot.is_alive, limit_s=15)
+            await until(lambda: not slot.is_alive, limit_s=15)
+            assert house.lines.count("ValueError: no weights") == 1
+            assert any("raise ValueError" in line for line in house.lines)
+
+    run(test())

@@ -104,6 +104,8 @@ def cause_of(error: BaseException) -> str:
 
 def trace_of(error: BaseException) -> str:
     """The traceback from the model's own code on, for the log."""
+    if isinstance(error, HandlerProblem):
+        return cause_of(error)  # it names what is wrong; where we noticed it helps nobody
     try:
         own = _without_us(error.__traceback__)
         return "".join(traceback.format_exception(type(error), error, own))

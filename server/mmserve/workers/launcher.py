@@ -211,6 +211,12 @@ class Launcher:
     def _give_place(self, _: object = None) -> None:
         self._count -= 1
 
+    def log_as_output(self, worker: Worker, text: str) -> None:
+        """Logs a text as if the worker had printed it, line by line."""
+        if text:
+            lines = [OutputLine(line) for line in text.rstrip("\n").splitlines()]
+            self._listen(worker, "stderr", lines)
+
     def _listen_to(self, worker: Worker, stream: str, fd: int) -> None:
         def heard(lines: list[OutputLine]) -> None:
             self._listen(worker, stream, lines)

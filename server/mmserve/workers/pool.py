@@ -274,6 +274,8 @@ class Pool:
             await worker.stop(grace_s=0)
             if slot.is_wanted:
                 log.warning("worker failed to start", extra=self._fields(slot, cause=failure.cause))
+                if slot.failure is None or slot.failure.cause != failure.cause:  # not every time
+                    self._launcher.log_as_output(worker, failure.trace)
             slot.attempted(failure)
             self._hooks.worker_failed()
             return False, 0.0

@@ -291,11 +291,11 @@ class Worker:
             if message.metrics and self.on_metrics is not None:
                 self.on_metrics(message.metrics)
         elif isinstance(message, LoadFailed):
-            if message.trace:
-                log.warning("model failed to load", extra={"trace": message.trace})
             if not self._loaded.done():
                 self._loaded.set_exception(
-                    WorkersFailed(message.cause, out_of_memory=message.out_of_memory)
+                    WorkersFailed(
+                        message.cause, out_of_memory=message.out_of_memory, trace=message.trace
+                    )
                 )
                 self._loaded.exception()  # retrieved: nobody may be waiting any more
 
