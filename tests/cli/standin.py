@@ -2,7 +2,8 @@
 
 It has the front's command line, pid file and ready word. Behaviours: `ready` says it is, then waits
 for SIGTERM and ends with 0; `slow` never is; `stubborn` ignores SIGTERM; `fails` ends with 3;
-`crashes` ends by SIGKILL; `echo` prints what it was given and ends with 7.
+`crashes` ends by SIGKILL; `echo` prints what it was given and ends with 7; `chatty` prints much and
+ends with 7.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ def main(behaviour: str) -> int:
         return 3
     if behaviour == "crashes":
         os.kill(os.getpid(), signal.SIGKILL)
+    if behaviour == "chatty":
+        print(*(f"line {number}" for number in range(4000)), sep="\n")
+        return 7
     if behaviour == "echo":
         with open(f"/proc/{os.getppid()}/cmdline") as file:
             parent = file.read()

@@ -65,8 +65,9 @@ class Shell:
     def start_in_background(self, front: str = "ready") -> int:
         """The pid of a server that is ready."""
         with self.start("--start", front=front) as process:
-            assert process.wait() == 0
-            return int(process.stdout.readline().split()[1])
+            said, _ = process.communicate()  # the server does not keep the pipe
+            assert (process.returncode, said) == (0, "Model server started.\n")
+        return int(self.pid_file.read_text())
 
 
 @pytest.fixture
@@ -114,7 +115,66 @@ def test_without_a_flag_the_server_is_started(shell):
     assert json.loads(said)["given"]["ready_fd"] is not None
 
 
+def test_what_a_server_in_the_background_writes_goes_to_a_file_of_the_log_folder(shell):
+    logs = shell.folder / "elsewhere" / "logs"
+    (shell.folder / "config.properties").write_text(f"log_location={logs}")
+    pid = shell.start_in_background()
+    assert shell.run("--stop")[0] == 0
+    assert (logs / "console.log").read_text() == f"started {pid}\n"
+    again = shell.start_in_background()
+    assert shell.run("--stop")[0] == 0
+    assert (logs / "console.log").read_text() == f"started {pid}\nstarted {again}\n"
+
+
+def test_a_start_that_fails_shows_what_the_server_said_this_time(shell):
+    console = shell.folder / "logs" / "console.log"
+    console.parent.mkdir()
+    console.write_text("of another day\n")
+    code, said = shell.run("--start", front="chatty")
+    assert code == 7
+    first, *lines = said.splitlines()
+    assert first.endswith("logs/console.log:")
+    assert lines[-1] == "line 3999"
+    assert len(said) < 20_000
+    assert console.read_text().startswith("of another day\nline 0\n")
+
+
+@pytest.mark.parametrize("obstacle", ["logs", "console.log"])
+def test_without_a_log_folder_the_output_is_thrown_away_and_that_is_said(shell, obstacle):
+    if obstacle == "logs":
+        (shell.folder / "logs").touch()
+    else:
+        (shell.folder / "logs" / "console.log").mkdir(parents=True)
+    code, said = shell.run("--start", front="echo")
+    assert code == 7
+    assert "What it said is lost" in said
+    assert "--foreground" in said
+    code, said = shell.run("--start")
+    assert code == 0
+    assert said.endswith("Model server started.\n")
+    assert ("Nothing is logged: logs cannot be written" in said) == (obstacle == "logs")
+    assert shell.run("--stop")[0] == 0
+
+
+def test_a_wrong_setting_ends_the_start(shell):
+    (shell.folder / "config.properties").write_text("job_queue_size=0")
+    code, said = shell.run("--start")
+    assert code == 1
+    assert said.startswith("Invalid configuration: job_queue_size=0 (config.properties, line 1)")
+    assert not shell.pid_file.exists()
+
+
+def test_a_log_to_the_standard_output_stays_there_in_the_background(shell):
+    (shell.folder / "config.properties").write_text("log_to=stdout")
+    with shell.start("--start") as process:
+        assert process.wait() == 0
+        pid = int(process.stdout.readline().split()[1])
+    assert shell.pid_file.read_text() == str(pid)
+    assert not (shell.folder / "logs").exists()
+
+
 def test_ctrl_c_while_it_waits_ends_the_server_too(shell):
+    (shell.folder / "config.properties").write_text("log_to=stdout")
     with shell.start("--start", front="slow") as process:
         pid = int(process.stdout.readline().split()[1])
         with OtherProcess(pid) as server:

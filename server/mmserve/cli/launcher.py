@@ -21,10 +21,17 @@ if TYPE_CHECKING:
     from mmserve.platform import OtherProcess
 
 # pathlib alone would take as long to import as all the rest of this.
-# ruff: noqa: PTH100, PTH110, PTH112, PTH113
+# ruff: noqa: PTH100, PTH103, PTH110, PTH112, PTH113, PTH118
 
 #: What a server gets on top of its own `stop_timeout_seconds` before it is killed.
 STOP_MARGIN_S = 10.0
+
+#: File in `log_location` for what a server in the background writes to its own standard output
+#: and error: traces of a crash, mostly.
+CONSOLE = "console.log"
+
+#: How much of it is shown when the server could not start, in bytes.
+_TAIL_BYTES = 16_384
 
 _URL = re.compile(r"(?:[^=]*=)?[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
@@ -149,7 +156,7 @@ def start(flags: argparse.Namespace, environ: Mapping[str, str], *, foreground: 
     try:
         if foreground:
             return _become_front(arguments, pid_file)
-        return _start_front(arguments, pid_file)
+        return _start_front(arguments, pid_file, environ)
     except FileExistsError:
         return _refuse_second()
     except OSError as error:
@@ -209,13 +216,39 @@ def _become_front(arguments: Arguments, pid_file: str) -> int:
         return _refuse(f"{words[0]} cannot be run: {error.strerror}")
 
 
-def _start_front(arguments: Arguments, pid_file: str) -> int:
+def _start_front(arguments: Arguments, pid_file: str, environ: Mapping[str, str]) -> int:
     """Starts the front in a session of its own and waits until it is ready, or gone."""
+    from mmserve.config.load import load_settings
+    from mmserve.errors import ConfigurationError
+
+    try:
+        loaded = load_settings(arguments, environ, with_gpus=False)
+    except ConfigurationError as error:
+        return _refuse(f"Invalid configuration: {error}")
+    settings, can_write = loaded.settings, loaded.can_write_logs
+    if settings.log_to != "files" and can_write:  # who wants the log on our output gets it there
+        return _wait_for_front(arguments, pid_file, None)
+    with _Console(settings.log_location) as console:
+        code = _wait_for_front(arguments, pid_file, console)
+        if code == 0:
+            if not can_write:
+                print(
+                    f"Nothing is logged: {settings.log_location} cannot be written; log_location "
+                    "names another folder, log_to=stdout logs to the standard output.",
+                    file=sys.stderr,
+                )
+            print("Model server started.", flush=True)
+        else:
+            console.show()
+    return code
+
+
+def _wait_for_front(arguments: Arguments, pid_file: str, console: _Console | None) -> int:
     ready_fd, arguments.ready_fd = os.pipe()
     words = launch.front_command(arguments)
     pid = os.fork()
     if pid == 0:
-        _exec_detached(words, arguments.ready_fd)
+        _exec_detached(words, arguments.ready_fd, console)
     os.close(arguments.ready_fd)
     try:
         launch.write_pid(pid_file, pid)
@@ -233,18 +266,59 @@ def _start_front(arguments: Arguments, pid_file: str) -> int:
             launch.remove_pid(pid_file, pid)
 
 
-def _exec_detached(words: list[str], ready_fd: int) -> None:
+def _exec_detached(words: list[str], ready_fd: int, console: _Console | None) -> None:
     """In the child of a fork: never returns."""
+    complaints = os.dup(2)
     try:
         os.setsid()
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        if console is not None:
+            for fd in (1, 2):
+                os.dup2(console.fd, fd)
         os.set_inheritable(ready_fd, True)
         os.execv(words[0], words)
     except OSError as error:
         said = f"{words[0]} cannot be run: {error.strerror}\n"
-        os.write(2, said.encode(errors="backslashreplace"))
+        os.write(complaints, said.encode(errors="backslashreplace"))
     finally:
         os._exit(127)
+
+
+class _Console:
+    """Where a server in the background writes what would go to a terminal.
+
+    Attributes:
+        fd: open for appending.
+        path: None where the log folder cannot be written, and everything is thrown away.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.path: str | None = os.path.join(folder, CONSOLE)
+        try:
+            os.makedirs(folder, exist_ok=True)
+            self.fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o644)
+        except (OSError, ValueError):
+            self.path, self.fd = None, os.open(os.devnull, os.O_RDWR)
+        self._start = os.lseek(self.fd, 0, os.SEEK_END)
+
+    def __enter__(self) -> _Console:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self.fd)
+
+    def show(self) -> None:
+        """Prints the end of what was written since it was opened."""
+        if self.path is None:
+            print(f"What it said is lost: {self.folder} cannot be written; --foreground shows it.")
+            return
+        end = os.fstat(self.fd).st_size
+        start = max(self._start, end - _TAIL_BYTES)
+        tail = os.pread(self.fd, end - start, start).decode(errors="backslashreplace")
+        if start > self._start:
+            tail = f"… the end of {self.path}:\n{tail.partition(chr(10))[2] or tail}"
+        sys.stdout.write(tail if tail.endswith("\n") or not tail else tail + "\n")
 
 
 def _exit_code(pid: int) -> int:

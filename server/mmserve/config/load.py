@@ -39,6 +39,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
         warnings: what is probably not meant, one sentence each.
         notices: what has no effect here, one sentence each, for INFO.
         file: the configuration file, None where there is none.
+        can_write_logs: False where `log_to` is `stdout` only because the folder cannot be written.
     """
 
     settings: Settings
@@ -46,6 +47,7 @@ class Loaded(msgspec.Struct, frozen=True, kw_only=True):
     warnings: list[str]
     notices: list[str]
     file: str | None
+    can_write_logs: bool = True
 
 
 class _Text(NamedTuple):
@@ -119,11 +121,19 @@ def load_settings(
     settings = Settings(**values)  # type: ignore[arg-type]  # `Key.read` has checked each
     if with_gpus and origins["number_of_gpu"] != "MMS_NUMBER_OF_GPU":
         settings = _with_gpus(settings, environ, origins, warnings)
-    if origins["log_to"] == BUILT_IN and not _can_write(cwd / settings.log_location):
+    can_write_logs = origins["log_to"] != BUILT_IN or _can_write(cwd / settings.log_location)
+    if not can_write_logs:
         settings = msgspec.structs.replace(settings, log_to="stdout")
         origins["log_to"] = f"{settings.log_location} cannot be written"
     warnings += _doubts(settings, cwd, on_sagemaker=_on_sagemaker(environ, file == SAGEMAKER))
-    return Loaded(settings=settings, origins=origins, warnings=warnings, notices=notices, file=file)
+    return Loaded(
+        settings=settings,
+        origins=origins,
+        warnings=warnings,
+        notices=notices,
+        file=file,
+        can_write_logs=can_write_logs,
+    )
 
 
 # The file
