@@ -174,8 +174,63 @@ def test_config_shows_every_setting_with_its_origin(run, tmp_path):
 def test_config_check_says_only_what_is_wrong(run, tmp_path):
     (tmp_path / "mine").write_text("debug=yes")
     code, out, err = run("config", "--check", "--mms-config", "mine")
-    assert (code, out) == (0, b"mine is fine\n")
+    assert (code, out) == (0, b"mine is usable, with 1 warning\n")
     assert err.startswith("warning: debug=yes (mine, line 1)")
+    (tmp_path / "mine").write_text("debug=yes\nnope=1")
+    assert run("config", "--check", "--mms-config", "mine")[1].endswith(b"with 2 warnings\n")
+    (tmp_path / "mine").write_text("debug=true")
+    assert run("config", "--check", "--mms-config", "mine") == (0, b"mine is fine\n", "")
+
+
+@pytest.mark.parametrize("flags", [[], ["--check"]])
+def test_each_wrong_value_has_a_line(run, tmp_path, flags):
+    (tmp_path / "config.properties").write_text("job_queue_size=0\nping_mode=x\nkeystore=$$NOPE$$")
+    code, out, err = run("config", *flags)
+    assert (code, out) == (1, b"")
+    variable, size, mode = sorted(err.splitlines(), key=lambda line: line.split()[2])
+    assert "Invalid Environment Variable NOPE: keystore (config.properties, line 3)" in variable
+    assert "job_queue_size=0 (config.properties, line 1)" in size
+    assert "ping_mode=x (config.properties, line 2)" in mode
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        ("keystore=no.p12", "keystore=no.p12 cannot be read: No such file"),
+        ("keystore=rubbish", "keystore=rubbish cannot be opened"),
+        ("private_key_file=rubbish", "private_key_file is set but certificate_file is not"),
+        ("certificate_file=rubbish\nprivate_key_file=rubbish", "has no PEM certificate"),
+        ("management_token_file=no", "management_token_file=no cannot be read"),
+        ("management_token_file=empty", "management_token_file=empty is empty"),
+    ],
+)
+def test_config_check_opens_what_the_server_opens(run, tmp_path, lines, said):
+    (tmp_path / "rubbish").write_text("rubbish")
+    (tmp_path / "empty").touch()
+    (tmp_path / "config.properties").write_text(f"inference_address=https://127.0.0.1\n{lines}\n")
+    code, out, err = run("config", "--check")
+    assert (code, out) == (1, b"")
+    assert said in err
+    assert "Invalid configuration: " in err
+
+
+def test_config_check_opens_no_certificate_that_nobody_asks_for(run, tmp_path):
+    (tmp_path / "config.properties").write_text("keystore=no.p12\nkeystore_type=JKS")
+    assert run("config", "--check") == (0, b"config.properties is fine\n", "")
+
+
+def test_config_check_warns_of_a_made_up_certificate_and_a_missing_model_store(run, tmp_path):
+    (tmp_path / "config.properties").write_text("inference_address=https://h\nmodel_store=no")
+    code, out, err = run("config", "--check")
+    assert (code, out) == (0, b"config.properties is usable, with 2 warnings\n")
+    assert "self-signed" in err
+    assert "model_store=no is no directory" in err
+
+
+def test_config_check_refuses_the_flags_that_serve_refuses(run):
+    code, out, err = run("config", "--check", "--model-store", "no")
+    assert (code, out) == (1, b"")
+    assert "Invalid configuration: --model-store directory not found: no\n" in err
 
 
 @pytest.mark.parametrize("flags", [[], ["--check"]])

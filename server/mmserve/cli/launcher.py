@@ -149,8 +149,8 @@ def start(flags: argparse.Namespace, environ: Mapping[str, str], *, foreground: 
                 f"{pid_file} is another user's and cannot be removed; "
                 "TMPDIR can name a directory of your own."
             )
-    if (problem := _problem(flags, environ)) is not None:
-        return _refuse(problem)
+    if (why := problem(flags, environ)) is not None:
+        return _refuse(why)
     arguments = arguments_of(flags)
     sys.stdout.flush()
     try:
@@ -163,7 +163,8 @@ def start(flags: argparse.Namespace, environ: Mapping[str, str], *, foreground: 
         return _refuse(f"The server cannot be started: {error}")
 
 
-def _problem(flags: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+def problem(flags: argparse.Namespace, environ: Mapping[str, str]) -> str | None:
+    """Why a start with these flags is refused, before the settings are read."""
     if flags.log_config is not None:
         path = os.path.abspath(flags.log_config)
         if not os.path.isfile(path):

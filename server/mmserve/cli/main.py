@@ -55,7 +55,8 @@ _CONFIG = """\
       mmserve config                       what a server started here would use
       mmserve config --check --mms-config production.properties
 
-    Exit code 1, and one line on the standard error, when a value is wrong.
+    --check also opens the files that a server opens at its start. Exit code 1, and a line on the
+    standard error for each, when something is wrong.
     """
 
 _MODELS = """\
@@ -239,12 +240,28 @@ def _archive(argv: list[str]) -> int:
 def _config(flags: argparse.Namespace) -> int:
     from mmserve.config import report
 
-    if (loaded := _loaded(launcher.arguments_of(flags))) is None:
+    errors: list[str] = []
+    loaded = _loaded(launcher.arguments_of(flags), errors=errors)
+    if loaded is None:
         return FAILED
-    for warning in loaded.warnings:
-        print(f"warning: {warning}", file=sys.stderr)
+    warnings = list(loaded.warnings)
     if flags.check:
-        print(f"{loaded.file or 'the built-in configuration'} is fine")
+        from mmserve.cli import check
+
+        if (problem := launcher.problem(flags, os.environ)) is not None:
+            errors.append(problem)
+        errors += check.errors(loaded.settings)
+        warnings += check.warnings(loaded.settings)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    for error in errors:
+        print(f"Invalid configuration: {error}", file=sys.stderr)
+    if errors:
+        return FAILED
+    if flags.check:
+        many = f"{len(warnings)} warning{'s' if len(warnings) > 1 else ''}"
+        verdict = f"usable, with {many}" if warnings else "fine"
+        print(f"{loaded.file or 'the built-in configuration'} is {verdict}")
         return 0
     for notice in loaded.notices:
         print(f"note: {notice}", file=sys.stderr)
@@ -252,13 +269,18 @@ def _config(flags: argparse.Namespace) -> int:
     return 0
 
 
-def _loaded(arguments: Arguments, *, with_gpus: bool = True) -> Loaded | None:
-    """The settings; None, and a line on the standard error, where they are wrong."""
+def _loaded(
+    arguments: Arguments, *, with_gpus: bool = True, errors: list[str] | None = None
+) -> Loaded | None:
+    """The settings; None, and a line on the standard error, where they are wrong.
+
+    `errors` collects what is wrong with single keys, and then the settings come all the same.
+    """
     from mmserve.config.load import load_settings
     from mmserve.errors import ConfigurationError
 
     try:
-        return load_settings(arguments, os.environ, with_gpus=with_gpus)
+        return load_settings(arguments, os.environ, with_gpus=with_gpus, errors=errors)
     except ConfigurationError as error:
         print(f"Invalid configuration: {error}", file=sys.stderr)
         return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -63,6 +63,7 @@ def load_settings(
     cwd: str | os.PathLike[str] = os.curdir,
     *,
     with_gpus: bool = True,
+    errors: list[str] | None = None,
 ) -> Loaded:
     """Reads and checks everything.
 
@@ -74,10 +75,18 @@ def load_settings(
         environ: in place of `os.environ`.
         cwd: where a relative file is looked for.
         with_gpus: False leaves `nvidia-smi` alone and believes `number_of_gpu`.
+        errors: collects what is wrong with single keys, in place of the first being raised; such
+            a key has its default then.
 
     Raises:
         ConfigurationError: names key, value, what is allowed and where the value stands.
     """
+
+    def refuse(message: str) -> None:
+        if errors is None:
+            raise ConfigurationError(message) from None
+        errors.append(message)
+
     cwd = Path(cwd)
     file, data = _read_file(arguments, environ, cwd)
     if arguments.mms_config == SAGEMAKER and file == SAGEMAKER:
@@ -85,7 +94,7 @@ def load_settings(
     warnings: list[str] = []
     notices: list[str] = []
 
-    texts = _from_file(file, data, environ)
+    texts = _from_file(file, data, environ, refuse)
     if ignored := sorted(JVM_KEYS & texts.keys()):
         notices.append(f"only a Java virtual machine needs {', '.join(ignored)}; they do nothing")
     if arguments.log_config is not None:
@@ -110,9 +119,8 @@ def load_settings(
         try:
             values[key.field] = key.read(written.text)
         except ValueError as error:
-            raise ConfigurationError(
-                f"{name}={key.shown(written.text)} ({written.origin}): it must be {error}"
-            ) from None
+            refuse(f"{name}={key.shown(written.text)} ({written.origin}): it must be {error}")
+            continue
         origins[key.field] = written.origin
         if doubt := key.doubt(written.text):
             warnings.append(f"{name}={key.shown(written.text)} ({written.origin}) {doubt}")
@@ -178,7 +186,9 @@ def _bytes_of(path: Path, shown: str) -> bytes:
     return data
 
 
-def _from_file(file: str | None, data: bytes, environ: Mapping[str, str]) -> dict[str, _Text]:
+def _from_file(
+    file: str | None, data: bytes, environ: Mapping[str, str], refuse: Callable[[str], None]
+) -> dict[str, _Text]:
     try:
         entries = properties.parse(data)
     except ConfigurationError as error:
@@ -186,16 +196,15 @@ def _from_file(file: str | None, data: bytes, environ: Mapping[str, str]) -> dic
     texts = {}
     for name, entry in entries.items():
         origin = f"{file}, line {entry.line}"
-
-        def value_of(variable: re.Match[str], name: str = name, origin: str = origin) -> str:
-            if (value := environ.get(variable[1])) is None:
-                raise ConfigurationError(
-                    f"Invalid Environment Variable {variable[1]}: {name} ({origin}) asks for it, "
-                    "and it is not set"
-                )
-            return value
-
-        texts[name] = _Text(_VARIABLE.sub(value_of, entry.value), origin)
+        missing = [each for each in _VARIABLE.findall(entry.value) if each not in environ]
+        for variable in missing:
+            refuse(
+                f"Invalid Environment Variable {variable}: {name} ({origin}) asks for it, "
+                "and it is not set"
+            )
+        if not missing:
+            text = _VARIABLE.sub(lambda variable: environ[variable[1]], entry.value)
+            texts[name] = _Text(text, origin)
     return texts
 
 
