@@ -210,10 +210,12 @@ def archive(name: str, folder: Path, handler: str, store: Path) -> None:
         raise Failed(f"model-archiver failed: {(ran.stderr or ran.stdout).strip()}")
 
 
-def build(screen: Screen, store: Path, known: Digits) -> None:
-    """Puts `minilm.mar` and `digits.mar` into the store; what is there already is kept."""
+def build(screen: Screen, store: Path, known: Digits) -> bool:
+    """Puts `minilm.mar` and `digits.mar` into the store; what is there already is kept.
+
+    Returns whether it trained: the server has imported torch by then.
+    """
     screen.title("Archives")
-    store.mkdir(parents=True, exist_ok=True)
     if (store / "minilm.mar").exists():
         screen.done(f"{store / 'minilm.mar'} is there from last time")
     else:
@@ -234,7 +236,7 @@ def build(screen: Screen, store: Path, known: Digits) -> None:
         )
     if (store / "digits.mar").exists():
         screen.done(f"{store / 'digits.mar'} is there from last time; make clean trains anew")
-        return
+        return False
     screen.line(f"training a ResNet-18 on {len(known.training)} digits, {EPOCHS} rounds:")
     start = time.monotonic()
     with screen.waiting("training"):
@@ -252,6 +254,7 @@ def build(screen: Screen, store: Path, known: Digits) -> None:
         f"{store / 'digits.mar'}: ResNet-18 trained on the spot, {size_mb:.0f} MB",
         time.monotonic() - start,
     )
+    return True
 
 
 @contextlib.contextmanager
@@ -364,6 +367,7 @@ def serving(screen: Screen, config: Path, store: Path) -> Iterator[tuple[Client,
     command += ["--mms-config", str(config), "--model-store", str(store)]
     screen.title("Server")
     screen.line(screen.paint(f"$ {Path(command[0]).name} {' '.join(command[1:])}", 2))
+    store.mkdir(parents=True, exist_ok=True)
     log = store / "server.log"
     # A temp folder and so a pid file of its own: another server may run here, or be stopped.
     temp = tempfile.TemporaryDirectory(prefix="mmserve-demo-")
@@ -426,15 +430,20 @@ def _stop(screen: Screen, server: subprocess.Popen[bytes]) -> None:
 # ------------------------------------------------------------------------------- the questions
 
 
-def load(screen: Screen, management: Client) -> None:
-    """Loads both models, and one of them a second time: that is what a busy server does."""
+def load(screen: Screen, management: Client, note: str) -> None:
+    """Loads both models, and one of them a second time: that is what a busy server does.
+
+    Args:
+        note: about the first of the loads.
+    """
+    screen.title("Loading")
     times = {}
     for name in ("minilm", "digits"):
         path = f"/models?url={name}.mar&initial_workers=1&synchronous=true"
         with screen.waiting(f"loading {name}"):
             _, times[name] = management.ask("POST", path)
-        note = " (torch is imported, once)" if name == "minilm" else ""
         screen.done(f"POST {path}{note}", times[name])
+        note = ""
     management.ask("DELETE", "/models/minilm")
     _, again = management.ask("POST", "/models?url=minilm.mar&initial_workers=1&synchronous=true")
     screen.done("minilm taken out and loaded again", again)
@@ -552,17 +561,21 @@ def main(words: Sequence[str] | None = None) -> int:
         inference, management = addresses(chosen.config)
         for address in dict.fromkeys((inference, management)):
             check_free(address, chosen.config)
-        with screen.waiting("importing torch"):
-            known = _prepared()
-        build(screen, chosen.store, known)
+        # First, so that the server has imported torch by the time the archives are built.
         with serving(screen, chosen.config, chosen.store) as (ask, manage):
-            load(screen, manage)
+            with screen.waiting("importing torch"):
+                known = _prepared()
+            has_trained = build(screen, chosen.store, known)
+            load(screen, manage, "" if has_trained else " (torch is imported first, once)")
             ask_sentences(screen, ask)
             ask_digits(screen, ask, known)
             picture = chosen.store / "digit.png"
             write_picture(picture, known.images[known.held_out[0]].tolist())
-            try_yourself(screen, inference, management, picture)
-            if not once:
+            if once:
+                screen.line()
+                screen.line("`make demo`, without DEMO_ONCE, keeps serving and shows what to ask.")
+            else:
+                try_yourself(screen, inference, management, picture)
                 screen.line()
                 screen.line(screen.paint("Serving; Ctrl-C ends it.", 1))
                 _wait_while_alive(ask)

@@ -135,6 +135,7 @@ def test_the_demo_does_what_it_prints_and_leaves_nothing(home: Path, demos: list
     said = again.end()
     assert again.process.returncode == 0, said
     assert said.count("is there from last time") == 2
+    assert "curl " not in said  # there is nothing left to ask
     assert not marked(again.run)
 
 
