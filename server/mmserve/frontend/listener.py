@@ -292,9 +292,11 @@ async def _bind(address: Address, key: str) -> list[socket.socket]:
     except OSError as error:
         why = error.strerror or str(error)
         number = f" (errno {error.errno})" if error.errno else ""
-        raise ConfigurationError(
-            f"{key}: cannot listen on {_shown(address)}: {why}{number}"
-        ) from None
+        what = f"{key}: cannot listen on {_shown(address)}: {why}{number}"
+        if error.errno == errno.EADDRINUSE:
+            another = "path" if address.is_unix else "port"
+            what += f"; stop what listens there, or give {key} another {another}"
+        raise ConfigurationError(what) from None
 
 
 def _shown(address: Address) -> str:

@@ -79,6 +79,8 @@ def test_a_taken_port_is_an_error_that_names_key_and_address(house: House) -> No
     assert message.startswith(f"management_address: cannot listen on 127.0.0.1:{port}: ")
     assert "in use" in message
     assert f"errno {errno.EADDRINUSE}" in message
+    advice = "; stop what listens there, or give management_address another port"
+    assert message.endswith(advice)
 
 
 @pytest.mark.parametrize(
