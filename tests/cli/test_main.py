@@ -23,6 +23,10 @@ from mmserve.cli import main as cli
 MODELS = [f"m{number:03}" for number in range(130)]
 
 
+#: Workers wanted of some that can be described; the first is ready.
+WORKERS = {"m001": 1, "m002": 0, "m003": 3}
+
+
 class Handler(http.server.BaseHTTPRequestHandler):
     """Management and inference API of a server with the models above; notes what it was asked."""
 
@@ -51,6 +55,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
             return 200, more | page
         if self.command == "POST":
             return 200, {"status": "Workers scaled"}
+        if self.command == "GET" and (number := WORKERS.get(path[8:])) is not None:
+            states = ["READY", "LOADING", "UNLOADING"][:number]
+            return 200, {"minWorkers": number, "workers": [{"status": each} for each in states]}
         if path != "/models/m000":
             problem = {"type": "ModelNotFoundException", "message": f"Model not found: {path[8:]}"}
             return 404, {"code": 404, **problem}
@@ -138,6 +145,11 @@ def test_help_has_examples(run, words):
     code, out, _ = run(*words, "--help")
     assert code == 0
     assert f"  mmserve {' '.join(words) or 'serve'}".encode() in out
+
+
+def test_help_spells_abbreviations_as_they_are(run):
+    assert b"as JSON." in run("models", "describe", "--help")[1]
+    assert b"mmserve stop\n" in run("serve", "--help")[1]
 
 
 def test_the_version(run):
@@ -247,7 +259,12 @@ def test_a_wrong_configuration_ends_with_1(run, tmp_path, flags):
 def test_list_shows_every_page(run, server):
     code, out, _ = run("models", "list")
     assert code == 0
-    assert out.decode().splitlines() == [f"{name}  {name}.mar" for name in MODELS]
+    counts = {"m001": "1/1", "m002": "0/0", "m003": "1/3"}
+    assert [line.split() for line in out.decode().splitlines()] == [
+        [name, counts.get(name, "-"), f"{name}.mar"] for name in MODELS
+    ]
+    paths = [path for _, path, *_ in server.seen]
+    assert paths.index("/models/m099") < paths.index("/models?limit=100&next_page_token=100")
 
 
 def test_a_name_from_an_archive_does_nothing_to_the_terminal(run):
@@ -257,17 +274,18 @@ def test_a_name_from_an_archive_does_nothing_to_the_terminal(run):
         code, out, _ = run(
             *("models", "list", "--address", f"http://127.0.0.1:{server.server_port}")
         )
-    assert (code, out) == (0, b"a\\x1b[2J  b\\nc\n")
+    assert (code, out) == (0, b"a\\x1b[2J      -  b\\nc\n")
 
 
 def test_load_sends_what_is_asked_and_nothing_else(run, server):
     code, out, _ = run(
         *("models", "load", "a.mar", "--name", "a", "--workers", "2", "--batch-size", "8"),
         *("--max-batch-delay", "50", "--response-timeout", "9", "--handler", "s:h", "--no-wait"),
+        "--preload",
     )
-    assert (code, out) == (0, b"Workers scaled\n")
+    assert (code, out) == (0, b"Workers scaled\n")  # as the server says: it has gone again
     run("models", "load", "b.mar")
-    first, second = (json.loads(body) for *_, body in server.seen)
+    first, second = (json.loads(body) for method, *_, body in server.seen if method == "POST")
     assert first == {
         "url": "a.mar",
         "model_name": "a",
@@ -276,9 +294,23 @@ def test_load_sends_what_is_asked_and_nothing_else(run, server):
         "max_batch_delay": 50,
         "response_timeout": 9,
         "handler": "s:h",
+        "preload_model": "true",
         "synchronous": False,
     }
     assert second == {"url": "b.mar", "initial_workers": 1, "synchronous": True}
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["m001.mar"], 'Model "m001" loaded, 1 worker'),
+        (["m002.mar", "--workers", "0"], 'Model "m002" loaded, 0 workers'),
+        (["x.mar", "--name", "m003", "--no-wait"], 'Model "m003" loaded, 1 of 3 workers ready'),
+        (["x.mar"], "Workers scaled"),  # under which name is not known
+    ],
+)
+def test_load_says_which_model_has_how_many_workers(run, server, words, said):
+    assert run("models", "load", *words)[:2] == (0, f"{said}\n".encode())
 
 
 def test_describe_shows_the_reply_as_it_is(run, server):
@@ -336,7 +368,14 @@ def test_a_server_that_says_nothing_is_given_up_after_the_timeout(run):
         url = f"http://127.0.0.1:{silent.getsockname()[1]}"
         code, _, err = run("models", "list", "--address", url, "--timeout", "0.05")
     assert code == 3
-    assert err == f"{url} did not answer within 0.05 s\n"
+    assert err == f"{url} did not answer within 0.05 s; --timeout gives it longer\n"
+
+
+def test_only_a_prediction_has_a_time_limit_of_its_own():
+    parse = cli._parser().parse_args
+    assert parse(["invoke", "m"]).timeout == 60
+    assert parse(["invoke", "m", "--timeout", "1.5"]).timeout == 1.5
+    assert parse(["models", "load", "m.mar"]).timeout is None
 
 
 @pytest.mark.parametrize(
@@ -498,7 +537,25 @@ def test_invoke_refuses_what_it_cannot_send(run, server, words, said):
     assert server.seen == []
 
 
-# serve
+# serve, stop, archive
+
+
+def test_stop_says_what_the_launcher_says(run):
+    code, out, _ = run("stop")
+    assert code == 1
+    assert out.startswith(b"Model server is not currently running.\n")
+
+
+def test_archive_says_what_it_wrote(run, tmp_path, capfdbinary):
+    from mmserve.cli import archiver
+
+    (tmp_path / "h").mkdir()
+    (tmp_path / "h" / "service.py").write_text("def handle(data, context): ...\n")
+    words = ["--model-name", "x", "--model-path", "h", "--handler", "service:handle"]
+    assert run("archive", *words) == (0, f"{tmp_path}/x.mar\n".encode(), "")
+    assert run("archive", *words)[:2] == (1, b"")  # it is there already
+    assert archiver.main([*words, "--force"]) == 0
+    assert capfdbinary.readouterr()[0] == b""
 
 
 def test_serve_checks_its_flags_as_the_launcher_does(run):

@@ -53,12 +53,17 @@ class Member(NamedTuple):
     status: os.stat_result
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command. The exit code: 0, 1 for an error of ours, 2 for a wrong command line."""
+def main(
+    argv: Sequence[str] | None = None, *, on_written: Callable[[Path], object] | None = None
+) -> int:
+    """The command. The exit code: 0, 1 for an error of ours, 2 for a wrong command line.
+
+    `on_written` gets the archive's path; `model-archiver` itself says nothing.
+    """
     arguments = _parser().parse_args(argv)
     with _interruptions() as interrupted:
         try:
-            _archive(arguments)
+            target = _archive(arguments)
         except ArchiveError as error:
             _say("ERROR", str(error))
             return 1
@@ -72,6 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 raise
             _say("ERROR", "Interrupted; nothing was written.")
             return 128 + interrupted[0]
+    if on_written is not None:
+        on_written(target)
     return 0
 
 
@@ -93,7 +100,8 @@ def _interruptions() -> Iterator[list[int]]:
             signal.signal(number, handler)
 
 
-def _archive(arguments: argparse.Namespace) -> None:
+def _archive(arguments: argparse.Namespace) -> Path:
+    """The path of what was written."""
     name, source = arguments.model_name, Path(arguments.model_path)
     if not re.fullmatch(NAME, name):
         raise ArchiveError(
@@ -122,6 +130,7 @@ def _archive(arguments: argparse.Namespace) -> None:
         )
     with _whole_or_nothing(target) as partial:
         write(partial, name, members, manifest(name, arguments.handler, arguments.runtime))
+    return target
 
 
 def manifest(name: str, handler: str, runtime: str) -> str:

@@ -9,7 +9,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote, urlencode
 
 from mmserve.config.addresses import Address
@@ -26,6 +26,13 @@ class Refused(Exception):
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(escaped(_problem(status, body)))
         self.status = status
+
+
+class Workers(NamedTuple):
+    """How many workers of a model can work, and how many it is to have."""
+
+    ready: int
+    wanted: int
 
 
 class Reply:
@@ -96,7 +103,8 @@ class Client:
                 data = response.read()
         except TimeoutError:
             raise Unreachable(
-                f"{self.address.url} did not answer within {self._timeout_s:g} s"
+                f"{self.address.url} did not answer within {self._timeout_s:g} s; "
+                "--timeout gives it longer"
             ) from None
         except ssl.SSLCertVerificationError as error:
             raise Unreachable(
@@ -125,18 +133,38 @@ class Client:
 
     # Management
 
-    def models(self) -> Iterator[tuple[str, str]]:
-        """(name, url) of every model."""
+    def pages(self) -> Iterator[list[tuple[str, str]]]:
+        """(name, url) of every model, up to 100 at a time."""
         token: str | None = None
         while True:
             query: dict[str, object] = {"limit": 100}
             if token is not None:
                 query["next_page_token"] = token
             page = self._json("GET", "/models", query=query)
-            for model in page.get("models", []):
-                yield model["modelName"], model["modelUrl"]
+            yield [
+                (str(model["modelName"]), str(model["modelUrl"]))
+                for model in page.get("models", [])
+            ]
             if not (token := page.get("nextPageToken")):
                 return
+
+    def only_name_of(self, url: str) -> str | None:
+        """The name under which an archive is registered; None where there are several, or none."""
+        names = [name for page in self.pages() for name, its_url in page if its_url == url]
+        return names[0] if len(names) == 1 else None
+
+    def workers(self, name: str) -> Workers | None:
+        """None for a model that has gone, or is described in no way that we know."""
+        try:
+            model = self._json("GET", f"/models/{_quoted(name)}")
+            ready = sum(worker["status"] == "READY" for worker in model["workers"])
+            return Workers(ready, int(model["minWorkers"]))
+        except Refused as refused:
+            if refused.status != http.client.NOT_FOUND:
+                raise
+        except (KeyError, TypeError, ValueError):
+            pass
+        return None
 
     def describe(self, name: str) -> Reply:
         return self.send("GET", f"/models/{_quoted(name)}")

@@ -16,13 +16,16 @@ from mmserve.config.launch import Arguments
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mmserve.cli.client import Client, Reply
+    from mmserve.cli.client import Client, Reply, Workers
     from mmserve.config.load import Loaded
 
     Talk = Callable[[Client], None]
 
 #: Exit codes. argparse itself ends with USAGE.
 FAILED, USAGE, UNREACHABLE = 1, 2, 3
+
+#: How long a prediction may take, unless `--timeout` says otherwise.
+_INVOKE_TIMEOUT_S = 60.0
 
 _TOP = """\
     Serves many models over HTTP, a drop-in for AWS Multi Model Server.
@@ -31,6 +34,7 @@ _TOP = """\
       mmserve archive --model-name hello --model-path hello/ --handler service:handle
       mmserve serve --model-store . --models hello=hello.mar
       mmserve invoke hello --json '{"name": "Ada"}'
+      mmserve stop
     """
 
 _TOP_END = """\
@@ -44,9 +48,20 @@ _SERVE = """\
       mmserve serve
       mmserve serve --model-store models/ --models ALL
       mmserve serve --mms-config production.properties --background
+      mmserve stop
+
+    In the background its own output goes to console.log, beside the other logs; where log_to is
+    stdout or both it stays here.
 
     Settings come from the file, then the flags, then variables MMS_<KEY> where the file says
     enable_envvars_config=true. `mmserve config` shows what they come to.
+    """
+
+_STOP = """\
+    Stops the server that was started with this temporary folder (TMPDIR, TEMP or TMP), as
+    `multi-model-server --stop` does: running requests end first.
+
+    Exit code 1 when none runs.
     """
 
 _CONFIG = """\
@@ -104,9 +119,14 @@ def _parser() -> argparse.ArgumentParser:
     serve = _command(commands, "serve", "start the server", _SERVE)
     launcher.add_server_flags(serve)
     serve.add_argument(
-        "--background", action="store_true", help="return once it answers; it runs on"
+        "--background",
+        action="store_true",
+        help="return once it answers; it runs on until mmserve stop",
     )
     serve.set_defaults(run=_serve)
+
+    stop = _command(commands, "stop", "stop the server, requests in work end", _STOP)
+    stop.set_defaults(run=_stop)
 
     commands.add_parser("archive", help="make a model archive (the same as model-archiver)")
 
@@ -129,7 +149,7 @@ def _command(
     return commands.add_parser(
         name,
         help=help,
-        description=dedent(text) or help.capitalize() + ".",
+        description=dedent(text) or help[0].upper() + help[1:] + ".",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
@@ -137,7 +157,7 @@ def _command(
 def _add_models(parser: argparse.ArgumentParser) -> None:
     actions = parser.add_subparsers(metavar="ACTION", required=True)
 
-    listing = _command(actions, "list", "names and locations")
+    listing = _command(actions, "list", "names, workers ready/wanted, locations")
     listing.set_defaults(run=_list)
 
     load = _command(actions, "load", "register a model and start its workers")
@@ -149,6 +169,11 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--batch-size", type=int, metavar="N")
     load.add_argument("--max-batch-delay", type=int, metavar="MILLISECONDS")
     load.add_argument("--response-timeout", type=int, metavar="SECONDS")
+    load.add_argument(
+        "--preload",
+        action=argparse.BooleanOptionalAction,
+        help="load it once, and fork its workers from that; preload_model by default",
+    )
     load.set_defaults(run=_load)
 
     unload = _command(actions, "unload", "take a model out; running requests end first")
@@ -217,7 +242,14 @@ def _add_connection(parser: argparse.ArgumentParser, which: str) -> None:
         where.add_argument(
             "--token-file", metavar="FILE", help="its token; management_token_file by default"
         )
-    where.add_argument("--timeout", type=_seconds, metavar="SECONDS", help="none by default")
+    default_s = _INVOKE_TIMEOUT_S if which == "inference" else None
+    where.add_argument(
+        "--timeout",
+        type=_seconds,
+        metavar="SECONDS",
+        default=default_s,
+        help=f"{'none' if default_s is None else f'{default_s:g}'} by default",
+    )
     where.add_argument("--ca-file", metavar="FILE", help="certificates to trust, PEM")
     where.add_argument("--insecure", action="store_true", help="accept any certificate")
     parser.set_defaults(address_key=f"{which}_address", token_file=None)
@@ -230,11 +262,15 @@ def _serve(flags: argparse.Namespace) -> int:
     return launcher.start(flags, os.environ, foreground=not flags.background)
 
 
+def _stop(flags: argparse.Namespace) -> int:
+    return launcher.stop(os.environ)
+
+
 def _archive(argv: list[str]) -> int:
     from mmserve.cli import archiver
 
     sys.argv = ["mmserve archive", *argv]
-    return archiver.main() or 0
+    return archiver.main(on_written=print)
 
 
 def _config(flags: argparse.Namespace) -> int:
@@ -293,10 +329,12 @@ def _list(flags: argparse.Namespace) -> int:
     from mmserve.logs.escape import escaped
 
     def show(client: Client) -> None:
-        found = [(escaped(str(name)), escaped(str(url))) for name, url in client.models()]
-        width = max((len(name) for name, _ in found), default=0)
-        for name, url in found:
-            print(f"{name:{width}}  {url}")
+        for page in client.pages():
+            width = max((len(escaped(name)) for name, _ in page), default=0)
+            for name, url in page:
+                workers = client.workers(name)
+                count = "-" if workers is None else f"{workers.ready}/{workers.wanted}"
+                print(f"{escaped(name):{width}}  {count:>5}  {escaped(url)}")
 
     return _talk(flags, show)
 
@@ -311,10 +349,21 @@ def _load(flags: argparse.Namespace) -> int:
         "batch_size": flags.batch_size,
         "max_batch_delay": flags.max_batch_delay,
         "response_timeout": flags.response_timeout,
+        "preload_model": None if flags.preload is None else str(flags.preload).lower(),
         "synchronous": not flags.no_wait,
     }
     given = {name: value for name, value in asked.items() if value is not None}
-    return _talk(flags, lambda client: _print_status(client.load(given)))
+
+    def load(client: Client) -> None:
+        reply = client.load(given)
+        name = flags.name or client.only_name_of(flags.url)
+        workers = None if name is None else client.workers(name)
+        if name is None or workers is None:
+            _print_status(reply)
+        else:
+            _print_loaded(name, workers)
+
+    return _talk(flags, load)
 
 
 def _unload(flags: argparse.Namespace) -> int:
@@ -433,6 +482,15 @@ def _print_status(reply: Reply) -> None:
         print(escaped(json.loads(reply.body)["status"]))
     except (ValueError, KeyError, TypeError, AttributeError):
         _write(reply)
+
+
+def _print_loaded(name: str, workers: Workers) -> None:
+    from mmserve.logs.escape import escaped
+
+    ready, wanted = workers
+    many = f"{wanted} worker{'' if wanted == 1 else 's'}"
+    count = many if ready == wanted else f"{ready} of {many} ready"
+    print(f'Model "{escaped(name)}" loaded, {count}')
 
 
 def _write(reply: Reply) -> None:
