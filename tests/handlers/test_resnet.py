@@ -186,8 +186,10 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
 
 
 def test_the_recipes_that_are_shown_work(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```json\n(.*?)^```", Path("README.md").read_text(), re.M | re.S)
-    for shown in (resnet.EXAMPLE, *(text for text in blocks if "architecture" in text)):
+    blocks = re.findall(r"^ *```json\n(.*?)^ *```", Path("README.md").read_text(), re.M | re.S)
+    in_the_readme = [text for text in blocks if "architecture" in text]
+    assert len(in_the_readme) == 1
+    for shown in (resnet.EXAMPLE, *in_the_readme):
         (tmp_path / "model.json").write_text(shown)
         found = resnet.recipe(tmp_path)
         assert found.architecture == "resnet18" and found.full_scale == 255
