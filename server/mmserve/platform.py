@@ -94,6 +94,16 @@ def signal_group(pid: int, number: int) -> bool:
     return True
 
 
+def signal_child(pid: int, number: int) -> None:
+    """Signals a child of ours that was not reaped, and the process group that it leads.
+
+    A child that was forked only just now leads none yet.
+    """
+    if not signal_group(pid, number):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, number)
+
+
 def dead_children() -> Iterator[tuple[int, int]]:
     """Children that have ended and are not reaped yet, as (pid, code); reap each with `reap`.
 

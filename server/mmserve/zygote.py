@@ -127,7 +127,7 @@ class Zygote:
             if isinstance(message, Start):
                 self._start(message, fds)
             elif isinstance(message, Signal) and platform.is_own_child(message.pid):
-                platform.signal_group(message.pid, message.number)
+                platform.signal_child(message.pid, message.number)
         return messages is not None
 
     def _start(self, order: Start, fds: list[int]) -> None:

@@ -238,8 +238,10 @@ class Registry:
         raise failed.failure or WorkersFailed()
 
     def _admit(self, asked: Registration, fetched: Fetched, *, is_startup: bool) -> Model:
-        """Takes the name. Raises ModelExists, InvalidModel."""
+        """Takes the name. Raises ModelExists, InvalidModel, ShuttingDown."""
         settings, name = self._settings, fetched.name
+        if self._is_stopping:
+            raise ShuttingDown
         if name in self._models:
             raise ModelExists(name)
         if fetched.runtime == "python2":

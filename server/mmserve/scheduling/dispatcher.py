@@ -210,8 +210,9 @@ class Dispatcher:
         seat = self._seats.pop(worker, None)
         if seat is None:
             return
-        # Of several batches it may have begun the first, whatever is unread.
-        if len(seat.batches) == 1 and worker.has_unread:
+        # Of several batches it may have begun the first, whatever is unread. And what made us kill
+        # a worker is not tried again.
+        if len(seat.batches) == 1 and worker.has_unread and not worker.is_killed:
             self._put_back(seat.batches.pop(), was_in_advance=False)
         while len(seat.batches) > 1:
             self._put_back(seat.batches.pop(), was_in_advance=True)

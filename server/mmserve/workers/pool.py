@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import time
@@ -122,6 +123,33 @@ class _Mould:
         self.made: asyncio.Future[Template | WorkersFailed] = loop.create_future()
         self.dropped: asyncio.Future[None] = loop.create_future()
         self.task: asyncio.Task[None]
+        self._forks = 0
+        self._last_fork: asyncio.Future[None] | None = None  # somebody waits for it
+
+    @contextlib.contextmanager
+    def forking(self) -> Iterator[None]:
+        """While a worker is forked from it: nobody would know of one that is born behind it."""
+        self._forks += 1
+        try:
+            yield
+        finally:
+            self._forks -= 1
+            if not self._forks and self._last_fork is not None:
+                self._last_fork.set_result(None)
+                self._last_fork = None
+
+    async def without_forks(self) -> None:
+        while self._forks:
+            if self._last_fork is None:
+                self._last_fork = asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._last_fork)
+
+    @property
+    def template(self) -> Template:
+        """Once it is made."""
+        made = self.made.result()
+        assert isinstance(made, Template)
+        return made
 
     @property
     def is_spent(self) -> bool:
@@ -358,13 +386,15 @@ class Pool:
 
     async def _launch_preloaded(self, slot: Slot, worker: Worker) -> Worker:
         for is_last in (False, True):
-            template = await self._template(slot, worker)
+            mould = await self._ready_mould(slot, worker)
+            template = mould.template
             if not template.can_fork:
                 break
             # What its load has measured was told when the template loaded.
             worker.on_metrics = None
             try:
-                await self._launcher.launch_from(template, worker, self.blueprint)
+                with mould.forking():
+                    await self._launcher.launch_from(template, worker, self.blueprint)
             except ConnectionError:  # it has died; there will be another
                 if is_last:
                     raise WorkersFailed("the process that had it loaded died") from None
@@ -379,7 +409,7 @@ class Pool:
         await self._launcher.launch(worker, self.blueprint)
         return worker
 
-    async def _template(self, slot: Slot, worker: Worker) -> Template:
+    async def _ready_mould(self, slot: Slot, worker: Worker) -> _Mould:
         """The one template, for all who start a worker. Raises WorkersFailed."""
         worker.raise_if_aborted()
         mould = self._mould
@@ -389,10 +419,9 @@ class Pool:
             self._moulds.add(mould)
             mould.task = self._spawn(self._keep_mould(mould))
         await worker.unless_aborted(asyncio.shield(mould.made))
-        template = mould.made.result()
-        if isinstance(template, WorkersFailed):
-            raise template
-        return template
+        if isinstance(failure := mould.made.result(), WorkersFailed):
+            raise failure
+        return mould
 
     async def _keep_mould(self, mould: _Mould) -> None:
         """Loads the model into a template, and stays until that is not needed, or has ended."""
@@ -412,6 +441,7 @@ class Pool:
                 )
             mould.made.set_result(template)
             await first_of(worker.ended, mould.dropped)
+            await mould.without_forks()
             template.link.close()
         if self._mould is mould:
             self._mould = None

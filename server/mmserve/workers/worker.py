@@ -219,6 +219,11 @@ class Worker:
             self._killed_for = self._killed_for or why
             self._zygote.kill(self.process)
 
+    @property
+    def is_killed(self) -> bool:
+        """We have killed it, or will in a moment."""
+        return self.process is not None and self.process.is_killed
+
     def end_text(self, how: Exit | None) -> str:
         """Why it ended, for the client whose request it had."""
         return self._killed_for or str(how or Exit(None))

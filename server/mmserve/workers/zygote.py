@@ -365,7 +365,7 @@ class Zygote:
         """The zygote kills all that it started when its link closes."""
         for pid in self._processes:
             if platform.is_own_child(pid):
-                platform.signal_group(pid, signal.SIGKILL)
+                platform.signal_child(pid, signal.SIGKILL)
         if self.library.link is not None:
             self.library.link.close()
         if self._link is not None:
@@ -428,7 +428,7 @@ class Zygote:
             return
         process.is_killed = True
         if platform.is_own_child(process.pid):  # its zygote died
-            platform.signal_group(process.pid, signal.SIGKILL)
+            platform.signal_child(process.pid, signal.SIGKILL)
         elif self._link is not None:
             # Where it is lost, or will be before it is read: `_zygote_ended` kills.
             with contextlib.suppress(ConnectionError):
@@ -536,7 +536,7 @@ class Zygote:
             if not platform.is_own_child(process.pid):
                 self._ended(process.pid, None)  # it was reaped, and nobody was told
             elif process.is_killed:
-                platform.signal_group(process.pid, signal.SIGKILL)
+                platform.signal_child(process.pid, signal.SIGKILL)
         self._own(self._relaunch())
 
     def _own(self, work: Coroutine[Any, Any, None]) -> None:
