@@ -44,7 +44,8 @@ test: $(DEV)  ## run the tests, child processes measured; prints the coverage
 	@mkdir -p $(RESULTS)
 	@$(BIN)/coverage erase
 	@status=0; $(BIN)/coverage run -m pytest -m "not documented and not soak" \
-		--ignore tests/conformance --junit-xml=$(RESULTS)/test.xml $(ARGS) || status=$$?; \
+		--ignore tests/conformance --junit-xml=$(RESULTS)/test.xml $(if $(CI),--reruns 1 -r R) \
+		$(ARGS) || status=$$?; \
 	$(BIN)/coverage combine -q 2> $(RESULTS)/coverage.log || cat $(RESULTS)/coverage.log; \
 	rm -f .coverage.*; `# what a killed process did not finish writing` \
 	$(BIN)/coverage report > $(RESULTS)/coverage.txt || true; \

@@ -10,18 +10,22 @@ import pytest
 from mmserve.platform import OtherProcess
 
 
+COMMAND = [sys.executable, "-c", "print(flush=True); input()", "a word"]
+
+
 @pytest.fixture
 def sleeper(tmp_path):
     environ = {**os.environ, "OF_THE_SLEEPER": "a=b"}
-    command = [sys.executable, "-c", "input()", "a word"]
-    with subprocess.Popen(command, cwd=tmp_path, env=environ, stdin=subprocess.PIPE) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(COMMAND, cwd=tmp_path, env=environ, **pipes) as process:
+        process.stdout.readline()  # now it is what its command line says
         yield process
         process.kill()
 
 
 def test_it_is_known_by_its_command_line_environment_and_folder(sleeper, tmp_path):
     with OtherProcess(sleeper.pid) as other:
-        assert other.command_line() == [sys.executable, "-c", "input()", "a word"]
+        assert other.command_line() == COMMAND
         assert other.environ()["OF_THE_SLEEPER"] == "a=b"
         assert other.cwd() == str(tmp_path)
 

@@ -295,14 +295,13 @@ class Worker:
                 self._loaded.set_result(message)
             if message.metrics and self.on_metrics is not None:
                 self.on_metrics(message.metrics)
-        elif isinstance(message, LoadFailed):
-            if not self._loaded.done():
-                self._loaded.set_exception(
-                    WorkersFailed(
-                        message.cause, out_of_memory=message.out_of_memory, trace=message.trace
-                    )
+        elif isinstance(message, LoadFailed) and not self._loaded.done():
+            self._loaded.set_exception(
+                WorkersFailed(
+                    message.cause, out_of_memory=message.out_of_memory, trace=message.trace
                 )
-                self._loaded.exception()  # retrieved: nobody may be waiting any more
+            )
+            self._loaded.exception()  # retrieved: nobody may be waiting any more
 
 
 class _Wire(asyncio.Protocol):
