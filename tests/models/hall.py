@@ -17,7 +17,7 @@ from mmserve.errors import ServeError, SourceNotFound
 from mmserve.models.fetching import Fetched
 from mmserve.models.manifest import Manifest
 from mmserve.models.port import Progress, Registration
-from mmserve.models.registry import Model, Registry
+from mmserve.models.registry import REAP_LIMIT_S, Model, Registry
 from mmserve.scheduling.dispatcher import Dispatcher
 from mmserve.scheduling.job import Deliver, Job, Result
 from mmserve.wire.messages import Parameter
@@ -109,7 +109,7 @@ class Hall:
         lines: what the workers printed.
     """
 
-    def __init__(self, zygote: Zygote, place: Path, settings: Settings, gpus: int) -> None:
+    def __init__(self, zygote: Zygote, place: Path, settings: Settings, **options: Any) -> None:
         self.zygote = zygote
         self.fetcher = FolderFetcher(place)
         self.tasks: set[asyncio.Task[None]] = set()
@@ -129,10 +129,10 @@ class Hall:
             launcher,
             spawn=self.spawn,
             environ=os.environ,
-            gpus=gpus,
             startup_workers=1,
             on_metrics=self.metrics.extend,
             on_ready=lambda model, worker: None,
+            **options,
         )
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
@@ -247,6 +247,11 @@ class Hall:
             await asyncio.wait(self.tasks)
 
 
+def descriptors() -> int:
+    """Open ones of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def remembered() -> list[object]:
     """What belongs to a model and is still held by something."""
     gc.collect()
@@ -256,13 +261,19 @@ def remembered() -> list[object]:
 
 @contextlib.asynccontextmanager
 async def open_hall(
-    place: Path, *, imports: Sequence[str] = (), gpus: int = 0, **settings: Any
+    place: Path,
+    *,
+    imports: Sequence[str] = (),
+    gpus: int = 0,
+    reap_limit_s: float = REAP_LIMIT_S,
+    **settings: Any,
 ) -> AsyncIterator[Hall]:
-    """Keyword arguments are settings."""
-    zygote = Zygote(imports, os.environ)
+    """More keyword arguments are settings."""
+    zygote = Zygote(imports, os.environ, library_delay_s=0)
     async with zygote.running():
         defaults = {"default_response_timeout_seconds": 20, "unregister_model_timeout": 10}
-        hall = Hall(zygote, place, Settings(**(defaults | settings)), gpus)
+        every = Settings(**(defaults | settings))
+        hall = Hall(zygote, place, every, gpus=gpus, reap_limit_s=reap_limit_s)
         try:
             yield hall
         finally:

@@ -27,7 +27,7 @@ from mmserve.errors import (
 )
 from mmserve.models.port import Progress
 from mmserve.scheduling.job import Result
-from tests.models.hall import Hall, open_hall
+from tests.models.hall import Hall, descriptors, open_hall, remembered
 from tests.workers.house import is_alive, run, until
 
 Test = Callable[[Hall], Coroutine[Any, Any, None]]
@@ -355,11 +355,26 @@ def test_a_model_can_be_removed_only_once(tmp_path: Path) -> None:
     in_hall(tmp_path, test)
 
 
-def test_a_process_that_cannot_be_reaped_costs_a_408_and_no_request(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("mmserve.models.registry._REAP_LIMIT_S", 0.2)
+def test_what_is_gone_is_forgotten(tmp_path: Path) -> None:
+    async def test(hall: Hall) -> None:
+        hall.write("m")
+        before = 0
+        for turn in range(15):
+            await hall.register("m", preload_model=turn % 2 == 0)
+            await hall.pid("m")
+            await hall.scale("m", 2)
+            await hall.registry.unregister("m")
+            await hall.is_empty()
+            before = before or descriptors()
+        assert descriptors() == before
+        assert remembered() == []
 
+    in_hall(tmp_path, test)
+
+
+def test_a_process_that_cannot_be_reaped_costs_a_408_and_no_request(
+    tmp_path: Path,
+) -> None:
     async def test(hall: Hall) -> None:
         hall.write("m")
         await hall.register("m")
@@ -374,7 +389,7 @@ def test_a_process_that_cannot_be_reaped_costs_a_408_and_no_request(
             os.kill(hall.zygote.pid, signal.SIGCONT)
         await hall.is_empty()
 
-    in_hall(tmp_path, test, unregister_model_timeout=0)
+    in_hall(tmp_path, test, unregister_model_timeout=0, reap_limit_s=0.2)
 
 
 # Deaths

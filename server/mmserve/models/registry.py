@@ -43,7 +43,7 @@ DEFAULT_BATCH_DELAY_MS = 100
 _SHORTEST_WAIT_S = 0.001  # a request that a free worker takes at once never waits so long
 _FIRST_PORT = 9000  # worker ids begin with it, as Multi Model Server's do; nothing listens there
 #: Seconds a killed process may take to be reaped before unregistering gives up on it.
-_REAP_LIMIT_S = 10.0
+REAP_LIMIT_S = 10.0
 
 Spawn = Callable[[Coroutine[object, object, None]], asyncio.Task[None]]
 
@@ -105,6 +105,7 @@ class Registry:
         gpus: devices to hand out in turn.
         on_metrics: gets finished metric lines of workers.
         on_ready: told of each worker that is ready, with its model's name.
+        reap_limit_s: how long a killed process may take to be reaped.
     """
 
     def __init__(
@@ -119,11 +120,13 @@ class Registry:
         startup_workers: int,
         on_metrics: Callable[[list[str]], None],
         on_ready: Callable[[str, Worker], None],
+        reap_limit_s: float = REAP_LIMIT_S,
     ) -> None:
         self._settings, self._fetcher, self._launcher = settings, fetcher, launcher
         self._spawn, self._gpus = spawn, gpus
         self._startup_workers = startup_workers
         self._on_metrics, self._on_ready = on_metrics, on_ready
+        self._reap_limit_s = reap_limit_s
         self._environ = worker_environment(environ, settings)
         self._models: dict[str, Model] = {}
         self._leaving: set[Model] = set()  # unregistered, and not yet gone
@@ -234,7 +237,7 @@ class Registry:
             return name, Progress.DONE
         if model.removal is None and not failed.is_wanted:
             return name, Progress.PARTIAL  # somebody scaled it down meanwhile
-        await asyncio.wait({self._remove(model, timeout_s=0)}, timeout=_REAP_LIMIT_S)
+        await asyncio.wait({self._remove(model, timeout_s=0)}, timeout=self._reap_limit_s)
         raise failed.failure or WorkersFailed()
 
     def _admit(self, asked: Registration, fetched: Fetched, *, is_startup: bool) -> Model:
@@ -361,7 +364,7 @@ class Registry:
         model = self._find(name)
         timeout_s = self._settings.unregister_model_timeout
         removal = self._remove(model, timeout_s=timeout_s)
-        await asyncio.wait({removal}, timeout=timeout_s + _REAP_LIMIT_S)
+        await asyncio.wait({removal}, timeout=timeout_s + self._reap_limit_s)
         if not removal.done():
             model.dispatcher.close()
             raise UnregisterTimedOut(name)
@@ -471,7 +474,7 @@ class Registry:
         if late:  # unregistered before, with more time than there is now
             for model in self._leaving:
                 model.pool.cut()
-            await asyncio.wait(late, timeout=_REAP_LIMIT_S)
+            await asyncio.wait(late, timeout=self._reap_limit_s)
 
     async def _finish(self, model: Model, timeout_s: float) -> None:
         """Returns when the model has no work, or takes none any more."""
@@ -560,4 +563,4 @@ _STATUS: Mapping[State, str] = {
 
 
 def _now_text() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    return datetime.now(UTC).isoformat(timespec="milliseconds").removesuffix("+00:00") + "Z"

@@ -199,10 +199,15 @@ class Library:
 
     def __init__(self) -> None:
         self.link: Link | None = None
-        self.pid = 0
+        self.process: Process | None = None
         self.modules: Mapping[str, str] = {}
         self.settled = asyncio.Event()  # ready, or nobody should wait for it
         self.ready_at: float | None = None
+
+    @property
+    def pid(self) -> int:
+        """0 before there was one."""
+        return self.process.pid if self.process is not None else 0
 
     @property
     def is_ready(self) -> bool:
@@ -346,11 +351,8 @@ class Zygote:
         try:
             if link is None:
                 raise ConnectionError("there is no zygote")
-            library.pid = await link.start(
-                Start(0, "library", self._environ | SINGLE_THREADED, self._imports),
-                (null, 1, 2, theirs.fileno()),
-            )
-            self._expect(library.pid)
+            order = Start(0, "library", self._environ | SINGLE_THREADED, self._imports)
+            library.process = await self._started(link, order, (null, 1, 2, theirs.fileno()))
         except ConnectionError:
             library.link.close()  # the next zygote starts the next library
         except WorkersFailed as error:
@@ -530,8 +532,8 @@ class Zygote:
         log.error("the zygote died; a new one takes over", extra={"pid": pid})
         if self.library.link is not None:
             self.library.link.close()
-            if platform.is_own_child(self.library.pid):
-                platform.signal_group(self.library.pid, signal.SIGKILL)
+        if self.library.process is not None:  # the next zygote has its own
+            self.library.process.is_killed = True
         for process in list(self._processes.values()):
             if not platform.is_own_child(process.pid):
                 self._ended(process.pid, None)  # it was reaped, and nobody was told
