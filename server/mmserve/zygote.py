@@ -21,6 +21,7 @@ import socket
 import sys
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterator
 from typing import NoReturn
 
@@ -185,9 +186,13 @@ def serve_as_library(link: BlockingLink, liveness_fd: int, modules: list[str]) -
             link.send(LibraryUnfit(name, threads))
             return
         imports.append(Import(name, time.monotonic() - began, platform.rss_bytes(), error))
+    _keep_finalizers_from_forks()
     gc.collect()
     gc.freeze()
     link.send(LibraryReady(imports, _top_level_modules()))
+    for _ in platform.into_huge_pages():
+        if select.select([link.socket], [], [], 0)[0]:
+            break  # who wants a worker does not wait; from the first fork on memory is shared
     while (messages := link.receive()) is not None:
         for order, fds in messages:
             if isinstance(order, Spawn):
@@ -342,6 +347,16 @@ def _import(name: str) -> str:
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     return ""
+
+
+def _keep_finalizers_from_forks() -> None:
+    """What the imports want done at the end of a process is none of a worker's business.
+
+    PyTorch takes its operators out of their tables one by one, for 50 ms. A finalizer that the
+    model's own code makes still runs.
+    """
+    for finalizer in list(getattr(weakref.finalize, "_registry", ())):
+        finalizer.atexit = False
 
 
 def _top_level_modules() -> dict[str, str]:

@@ -443,6 +443,35 @@ def test_an_import_that_starts_a_thread_is_left_out(write: Write, tmp_path: Path
         threaded.unlink()
 
 
+def test_workers_do_not_end_as_the_library_would(write: Write, tmp_path: Path) -> None:
+    done, kept = tmp_path / "done", tmp_path / "kept"
+    kept.mkdir()
+    (tmp_path / "imported.py").write_text(
+        "import sys, weakref\n"
+        "class Thing: pass\n"
+        "sys.thing = Thing()\n"
+        f"weakref.finalize(sys.thing, open, {str(done)!r}, 'a')\n"
+    )
+
+    async def test() -> None:
+        async with open_house(f"runpy:run_path({tmp_path / 'imported.py'})") as house:
+            await house.zygote.library.settled.wait()
+            model = house.model(
+                write(
+                    "return str(hasattr(sys, 'thing'))",
+                    setup=f"import tempfile; OWN = tempfile.TemporaryDirectory(dir={str(kept)!r})",
+                )
+            )
+            await model.start()
+            assert await model.answer() == "True"
+            assert list(kept.iterdir())
+            await model.close()
+            assert not done.exists()
+            assert not list(kept.iterdir())  # what the model's own code wants done, is
+
+    run(test())
+
+
 def test_an_archives_own_module_wins_over_a_preloaded_one(write: Write) -> None:
     async def test() -> None:
         async with open_house("colorsys") as house:
