@@ -52,9 +52,19 @@ PARTS = ("loads", "memory", "ping")
 
 
 def coldstart(
-    options: Options, results: Results, ticker: Ticker, *, parts: tuple[str, ...] = PARTS
+    options: Options,
+    results: Results,
+    ticker: Ticker,
+    *,
+    parts: tuple[str, ...] = PARTS,
+    ping_loads: int = PING_LOADS,
+    small: bool = False,
 ) -> int:
     """The parts that are named, on one pair of servers.
+
+    Args:
+        ping_loads: how often the model is loaded while `/ping` is asked.
+        small: a BERT of one layer, to try the command out.
 
     Returns:
         The exit status: 0 when every bar is met, 1 when one is missed, 3 when one is void.
@@ -67,7 +77,7 @@ def coldstart(
     statuses = []
     with model_store() as store:
         ticker.step("writing BERT-base")
-        url = write_bert(store)
+        url = write_bert(store, small=small)
         with both(options, store, ticker) as pair:
             for server in pair:
                 ticker.step(f"first load, not counted: {server.subject.name}")
@@ -78,7 +88,7 @@ def coldstart(
             if "memory" in parts:
                 statuses.append(_memory(pair, url, results, ticker))
             if "ping" in parts:
-                statuses.append(_ping(pair, url, results, ticker))
+                statuses.append(_ping(pair, url, ping_loads, results, ticker))
     ticker.done()
     return next((status for status in (1, 3) if status in statuses), 0)
 
@@ -230,14 +240,14 @@ def _ping_while_loading(server: Server, url: str) -> float:
         return runner.run(both()).latency_ms.p99
 
 
-def _ping(pair: Pair, url: str, results: Results, ticker: Ticker) -> int:
+def _ping(pair: Pair, url: str, loads: int, results: Results, ticker: Ticker) -> int:
     """How much slower `/ping` answers while a model loads: open loop, 99th percentile."""
     idle: dict[str, list[float]] = {server.subject.name: [] for server in pair}
     loading: dict[str, list[float]] = {server.subject.name: [] for server in pair}
-    for number in range(1, PING_LOADS + 1):
+    for number in range(1, loads + 1):
         for server in pair:
             name = server.subject.name
-            ticker.step(f"load {number} of {PING_LOADS}: /ping of {name}")
+            ticker.step(f"load {number} of {loads}: /ping of {name}")
             idle[name].append(run(_pings(server, IDLE_S)).latency_ms.p99)
             loading[name].append(_ping_while_loading(server, url))
             _unload(server)
@@ -262,7 +272,7 @@ def _ping(pair: Pair, url: str, results: Results, ticker: Ticker) -> int:
         )
     verdict = "met" if excess_ms[pair.ours.subject.name] <= PING_BAR_MS else "missed"
     ticker.done()
-    print(f"/ping, 99th percentile, {PING_RATE:g} a second, medians of {PING_LOADS} loads\n")
+    print(f"/ping, 99th percentile, {PING_RATE:g} a second, medians of {loads} loads\n")
     print(table(rows, header=("server", "idle", "while BERT-base loads", "difference")))
     print(f"\nbar ≤ {PING_BAR_MS:g} ms over idle: {verdict}\n")
     return 0 if verdict == "met" else 1

@@ -101,7 +101,7 @@ async def generate(
         try:
             await crew.work(progress)
         finally:
-            crew.close()
+            await crew.close()
     cpu_s = time.process_time() - cpu_s
     return tally.outcome(cpu_s / ((time.monotonic_ns() - begun_ns) / NS))
 
@@ -209,6 +209,7 @@ class _Line(asyncio.Protocol):
 
     Attributes:
         due_ns: when the request that waits for its reply was due; 0 while none does.
+        closed: set while there is no connection.
     """
 
     def __init__(self, crew: _Crew) -> None:
@@ -217,10 +218,8 @@ class _Line(asyncio.Protocol):
         self._reader = ReplyReader(bodiless=self._bodiless)
         self._transport: asyncio.Transport | None = None
         self.due_ns = 0
-
-    @property
-    def is_open(self) -> bool:
-        return self._transport is not None
+        self.closed = asyncio.Event()
+        self.closed.set()
 
     def send(self, due_ns: int) -> None:
         assert self._transport is not None
@@ -236,6 +235,7 @@ class _Line(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         # A cast: uvloop's transports do not inherit from asyncio's.
         self._transport = cast(asyncio.Transport, transport)
+        self.closed.clear()
         self._reader = ReplyReader(bodiless=self._bodiless)
 
     def data_received(self, data: bytes) -> None:
@@ -268,6 +268,7 @@ class _Line(asyncio.Protocol):
                 self._tally.failed(self.due_ns)
             self.due_ns = 0
         self._transport = None
+        self.closed.set()
         self._crew.lost(self)
 
     def _fail(self) -> None:
@@ -284,12 +285,14 @@ class _Crew:
         self.request = request_bytes(plan.method, self.target, plan.body, plan.headers)
         self.pace: _Pace = _Closed(tally) if plan.rate is None else _Open(plan, tally)
         self._lines = [_Line(self) for _ in range(plan.connections)]
+        self._opening = set[asyncio.Task[None]]()
+        self._is_closing = False
 
     async def work(self, progress: Progress | None) -> None:
         """Returns when every request has its reply or was given up."""
         timeout_ns = int(self.plan.timeout_s * NS)
         for line in self._lines:
-            self._tasks.create_task(self._open(line))
+            self._open_soon(line)
         told_ns = 0
         while True:
             now_ns = time.monotonic_ns()
@@ -308,18 +311,28 @@ class _Crew:
     def lost(self, line: _Line) -> None:
         """The connection ended."""
         self.pace.lost(line)
-        if not self.pace.is_over(time.monotonic_ns()):
-            self._tasks.create_task(self._open(line))
+        if not self._is_closing and not self.pace.is_over(time.monotonic_ns()):
+            self._open_soon(line)
 
     def stop(self) -> None:
         """Ends the sending before its time."""
         self.tally.end(time.monotonic_ns())
         self.pace.close()
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Returns when no connection is left."""
         self.pace.close()
+        self._is_closing = True
+        for opening in self._opening:
+            opening.cancel()
         for line in self._lines:
             line.hang_up()
+        await asyncio.gather(*(line.closed.wait() for line in self._lines))
+
+    def _open_soon(self, line: _Line) -> None:
+        opening = self._tasks.create_task(self._open(line))
+        self._opening.add(opening)
+        opening.add_done_callback(self._opening.discard)
 
     async def _open(self, line: _Line) -> None:
         """Connects, again and again until the run is over, and lets the connection send."""
@@ -331,7 +344,7 @@ class _Crew:
                 return
             await asyncio.sleep(RECONNECT_PAUSE_S)
         await asyncio.sleep((self.tally.starts_ns - time.monotonic_ns()) / NS)
-        if line.is_open:  # else it was lost meanwhile, and `lost` opens it again
+        if not line.closed.is_set():  # else it was lost meanwhile, and `lost` opens it again
             self.pace.ready(line)
 
     async def _connect(self, line: _Line) -> bool:

@@ -11,10 +11,10 @@ from types import FrameType
 try:
     from mmserve_loadtest.arrivals import ARRIVALS
     from mmserve_loadtest.bench import Options
-    from mmserve_loadtest.coldstart import PARTS, coldstart
+    from mmserve_loadtest.coldstart import PARTS, PING_LOADS, coldstart
     from mmserve_loadtest.load import run
     from mmserve_loadtest.models import ModelsMissing
-    from mmserve_loadtest.overhead import overhead
+    from mmserve_loadtest.overhead import WARM_S, overhead
     from mmserve_loadtest.progress import Ticker
     from mmserve_loadtest.results import Results, table
     from mmserve_loadtest.rounds import MOST_ROUNDS
@@ -127,6 +127,9 @@ def _parser() -> argparse.ArgumentParser:
         "connections, access log and request counters on. Bar: 4 times Multi Model Server.",
     )
     command.add_argument("--duration", type=float, default=4.0, metavar="SECONDS", help="per value")
+    command.add_argument(
+        "--warm", type=float, default=WARM_S, metavar="SECONDS", help="before the first round"
+    )
     command.set_defaults(carry_out=_overhead)
 
     command = commands.add_parser(
@@ -139,6 +142,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     command.add_argument(
         "--parts", default=",".join(PARTS), metavar="LIST", help="of loads,memory,ping"
+    )
+    command.add_argument(
+        "--ping-loads", type=int, default=PING_LOADS, metavar="N", help="loads beside /ping"
+    )
+    command.add_argument(
+        "--small", action="store_true", help="a BERT of one layer: to try the command out"
     )
     command.set_defaults(carry_out=_coldstart)
     return parser
@@ -193,14 +202,27 @@ def _report(outcome: Outcome) -> str:
 
 def _overhead(arguments: argparse.Namespace, ticker: Ticker) -> int:
     results = _open(arguments, "overhead")
-    return overhead(_options(arguments), results, ticker, duration_s=arguments.duration)
+    return overhead(
+        _options(arguments),
+        results,
+        ticker,
+        duration_s=arguments.duration,
+        warm_s=arguments.warm,
+    )
 
 
 def _coldstart(arguments: argparse.Namespace, ticker: Ticker) -> int:
     parts = tuple(part for part in arguments.parts.split(",") if part)
     if unknown := set(parts) - set(PARTS):
         raise ValueError(f"--parts: {', '.join(sorted(unknown))} is none of {', '.join(PARTS)}")
-    return coldstart(_options(arguments), _open(arguments, "coldstart"), ticker, parts=parts)
+    return coldstart(
+        _options(arguments),
+        _open(arguments, "coldstart"),
+        ticker,
+        parts=parts,
+        ping_loads=arguments.ping_loads,
+        small=arguments.small,
+    )
 
 
 def _options(arguments: argparse.Namespace) -> Options:

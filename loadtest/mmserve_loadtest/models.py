@@ -54,11 +54,11 @@ BERT_REQUEST = json.dumps({"ids": list(range(1000, 1032))}).encode()
 JSON_TYPE = (("Content-Type", "application/json"),)
 
 _WRITE_BERT = """\
-import sys
+import json, sys
 import torch
 from transformers import BertConfig, BertModel
 torch.manual_seed(0)
-BertModel(BertConfig()).save_pretrained(sys.argv[1])
+BertModel(BertConfig(**json.loads(sys.argv[2]))).save_pretrained(sys.argv[1])
 """
 
 
@@ -79,7 +79,11 @@ def write_noop(store: Path) -> str:
     return "noop.mar"
 
 
-def write_bert(store: Path) -> str:
+#: A BERT that is no load for anybody.
+SMALL = {"num_hidden_layers": 1, "hidden_size": 64, "num_attention_heads": 2}
+
+
+def write_bert(store: Path, *, small: bool = False) -> str:
     """The directory `bert`: BERT-base, random weights, 438 MB of safetensors. Returns its `url`.
 
     Another process makes it: torch's threads and memory have no place in the generator.
@@ -94,7 +98,9 @@ def write_bert(store: Path) -> str:
     (folder / "MAR-INF/MANIFEST.json").write_text(manifest("bert"), encoding="utf-8")
     (folder / "service.py").write_text(BERT_SERVICE, encoding="utf-8")
     made = subprocess.run(
-        [sys.executable, "-c", _WRITE_BERT, str(folder)], capture_output=True, text=True
+        [sys.executable, "-c", _WRITE_BERT, str(folder), json.dumps(SMALL if small else {})],
+        capture_output=True,
+        text=True,
     )
     if made.returncode:
         raise ModelsMissing(f"BERT-base could not be written:\n{made.stderr[-3000:]}")

@@ -18,7 +18,14 @@ WARM_S = 8.0  # before the first round: the JVM compiles what it sees often
 SETTLE_S = 0.5  # before each measurement
 
 
-def overhead(options: Options, results: Results, ticker: Ticker, *, duration_s: float) -> int:
+def overhead(
+    options: Options,
+    results: Results,
+    ticker: Ticker,
+    *,
+    duration_s: float,
+    warm_s: float = WARM_S,
+) -> int:
     """Requests per second of `POST /predictions/noop`, one worker, closed loop.
 
     Returns:
@@ -46,7 +53,7 @@ def overhead(options: Options, results: Results, ticker: Ticker, *, duration_s: 
             server.manage("POST", f"/models?url={url}&initial_workers=1&synchronous=true")
             ticker.step(f"warming {server.subject.name}")
             for count in CONNECTIONS:
-                run(_plan(server, count, WARM_S / len(CONNECTIONS)), ticker.tell)
+                run(_plan(server, count, warm_s / len(CONNECTIONS)), ticker.tell)
 
         def measure(side: Side, number: int) -> dict[str, float]:
             rates = {}

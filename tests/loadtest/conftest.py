@@ -43,7 +43,7 @@ class TinyServer:
             finally:
                 for task in self._serving:
                     task.cancel()
-                await asyncio.gather(*self._serving)
+                await asyncio.gather(*self._serving, return_exceptions=True)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1

@@ -64,3 +64,60 @@ def test_mistakes_are_told_in_a_line(
 ) -> None:
     assert main(words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.fixture
+def stand_ins() -> list[str]:
+    """Two stand-ins: a comparison of one server with itself."""
+    command = f"{sys.executable} {Path(__file__).with_name('standin.py')}"
+    return ["--mmserve", command, "--mms", command, "--rounds", "1", "--most-rounds", "1"]
+
+
+def with_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Something that looks like Java; the stand-in does not need it."""
+    java = tmp_path / "bin" / "java"
+    java.parent.mkdir()
+    java.write_text("#!/bin/sh\n")
+    java.chmod(0o755)
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+
+
+def results_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_overhead_measures_both_in_turn_and_tells_the_ratio(
+    stand_ins: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with_java(tmp_path, monkeypatch)
+    words = ["overhead", *stand_ins, "--duration", "0.1", "--warm", "0.1", "--out", str(tmp_path)]
+    assert main(words) == 3  # one round says nothing
+    told = capsys.readouterr().out
+    assert "no-op, 64 connections" in told
+    assert "void" in told
+    lines = results_of(tmp_path / "overhead.jsonl")
+    loads = [(line["server"], line["plan"]["connections"]) for line in lines if "plan" in line]
+    assert sorted(loads) == sorted((name, n) for name in ("MMS", "mmserve") for n in (1, 16, 64))
+    compared = [line for line in lines if line["kind"] == "overhead"]
+    assert [line["verdict"] for line in compared] == ["void"] * 3
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_coldstart_measures_loads_memory_and_ping(
+    stand_ins: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with_java(tmp_path, monkeypatch)
+    words = ["coldstart", *stand_ins, "--small", "--ping-loads", "1", "--out", str(tmp_path)]
+    assert main(words) in (1, 3)
+    told = capsys.readouterr().out
+    for part in (".mar, deflated, first", "Private dirty memory", "/ping, 99th percentile"):
+        assert part in told
+    kinds = {line["kind"] for line in results_of(tmp_path / "coldstart.jsonl")}
+    assert kinds == {"coldstart", "memory", "ping"}

@@ -2,7 +2,6 @@
 
 import json
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -10,43 +9,13 @@ import pytest
 from mmserve_loadtest.client import call
 from mmserve_loadtest.servers import ServerFailed, Subject, free_ports, mms, running
 
-#: A small server with the command line of Multi Model Server. It leaves a process in a session of
-#: its own that ignores SIGTERM, and says what it was started with.
-SERVER = """
-import http.server, json, os, signal, subprocess, sys, threading
-
-flags = dict(zip(sys.argv[1::1], sys.argv[2::1]))
-lines = open(flags["--mms-config"]).read().split()
-settings = dict(line.split("=", 1) for line in lines)
-child = subprocess.Popen(
-    [sys.executable, "-c", "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"],
-    start_new_session=True,
-)
-told = {"child": child.pid, "store": flags["--model-store"], "settings": settings,
-        "env": dict(os.environ), "cwd": os.getcwd(), "argv": sys.argv[1:]}
-
-class Answers(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = json.dumps(told).encode()
-        self.send_response(500 if self.path == "/broken" else 200)
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-    def log_message(self, *_): pass
-
-for key in ("inference_address", "management_address"):
-    port = int(settings[key].rpartition(":")[2])
-    served = http.server.ThreadingHTTPServer(("127.0.0.1", port), Answers)
-    threading.Thread(target=served.serve_forever).start()
-"""
+STAND_IN = Path(__file__).with_name("standin.py")
 
 
 @pytest.fixture
-def subject(tmp_path: Path) -> Subject:
-    script = tmp_path / "server.py"
-    script.write_text(textwrap.dedent(SERVER))
+def subject() -> Subject:
     return Subject(
-        name="stand-in", command=(sys.executable, str(script)), version="1", env={"GIVEN": "yes"}
+        name="stand-in", command=(sys.executable, str(STAND_IN)), version="1", env={"GIVEN": "yes"}
     )
 
 
