@@ -9,7 +9,6 @@ import pytest
 
 from mmserve.platform import OtherProcess
 
-
 COMMAND = [sys.executable, "-c", "print(flush=True); input()", "a word"]
 
 
