@@ -111,6 +111,7 @@ class Hall:
 
     def __init__(self, zygote: Zygote, place: Path, settings: Settings, **options: Any) -> None:
         self.zygote = zygote
+        self.strangers: frozenset[int] = frozenset()  # what other tests have left to us
         self.fetcher = FolderFetcher(place)
         self.tasks: set[asyncio.Task[None]] = set()
         self.failures: list[BaseException] = []
@@ -213,7 +214,7 @@ class Hall:
     def workers(self) -> list[int]:
         """Processes below the zygote: workers, templates, the library and what they started."""
         below = platform.descendants(os.getpid())
-        return [pid for pid in below if pid != self.zygote.pid]
+        return [pid for pid in below if pid != self.zygote.pid and pid not in self.strangers]
 
     # Leaving nothing
 
@@ -269,11 +270,13 @@ async def open_hall(
     **settings: Any,
 ) -> AsyncIterator[Hall]:
     """More keyword arguments are settings."""
+    strangers = frozenset(platform.descendants(os.getpid()))
     zygote = Zygote(imports, os.environ, library_delay_s=0)
     async with zygote.running():
         defaults = {"default_response_timeout_seconds": 20, "unregister_model_timeout": 10}
         every = Settings(**(defaults | settings))
         hall = Hall(zygote, place, every, gpus=gpus, reap_limit_s=reap_limit_s)
+        hall.strangers = strangers
         try:
             yield hall
         finally:
