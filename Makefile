@@ -19,6 +19,9 @@ DEV := $(VENV)/.ready-dev
 ORACLE := .oracle/.ready
 LIGHT := .venv-light/.ready
 
+# Tests that look at all children of their own process: it must have no others.
+ALONE := tests/models/test_registry.py tests/models/test_registry_sequences.py
+
 # For the targets that take them.
 ARGS ?=
 COVERAGE_MIN ?= 0
@@ -44,8 +47,10 @@ test: $(DEV)  ## run the tests, child processes measured; prints the coverage
 	@mkdir -p $(RESULTS)
 	@$(BIN)/coverage erase
 	@status=0; $(BIN)/coverage run -m pytest -m "not documented and not soak" \
-		--ignore tests/conformance --junit-xml=$(RESULTS)/test.xml $(if $(CI),--reruns 1 -r R) \
-		$(ARGS) || status=$$?; \
+		--ignore tests/conformance $(foreach each,$(ALONE),--ignore $(each)) \
+		--junit-xml=$(RESULTS)/test.xml $(if $(CI),--reruns 1 -r R) $(ARGS) || status=$$?; \
+	$(if $(ARGS),,$(BIN)/coverage run -m pytest $(ALONE) --junit-xml=$(RESULTS)/test-alone.xml \
+		$(if $(CI),--reruns 1 -r R) || status=$$?;) \
 	$(BIN)/coverage combine -q 2> $(RESULTS)/coverage.log || cat $(RESULTS)/coverage.log; \
 	rm -f .coverage.*; `# what a killed process did not finish writing` \
 	$(BIN)/coverage report > $(RESULTS)/coverage.txt || true; \
