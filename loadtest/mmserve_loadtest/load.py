@@ -293,9 +293,12 @@ class _Crew:
         timeout_ns = int(self.plan.timeout_s * NS)
         for line in self._lines:
             self._open_soon(line)
-        told_ns = 0
+        told_ns, looked_ns = 0, time.monotonic_ns()
         while True:
             now_ns = time.monotonic_ns()
+            pause_ns = now_ns - looked_ns - int(SWEEP_S * NS)
+            self.tally.longest_pause_ns = max(self.tally.longest_pause_ns, pause_ns)
+            looked_ns = now_ns
             self.pace.give_up(now_ns - timeout_ns)
             for line in self._lines:
                 if line.due_ns and line.due_ns < now_ns - timeout_ns:

@@ -16,6 +16,8 @@ BAR = 4.0
 BODY = b"hello"
 WARM_S = 8.0  # before the first round: the JVM compiles what it sees often
 SETTLE_S = 0.5  # before each measurement
+PAUSE_LIMIT_MS = 300.0  # of the generator itself; a busy server does not keep it that long
+TRIES = 5
 
 
 def overhead(
@@ -61,8 +63,7 @@ def overhead(
                 server = pair[side]
                 ticker.step(f"round {number}: {server.subject.name}, {count} connections")
                 plan = _plan(server, count, duration_s)
-                outcome = run(plan, ticker.tell)
-                _refuse_failures(server, outcome)
+                outcome = _measured(server, plan, ticker)
                 results.add(
                     "load", server=server.subject.name, round=number, plan=plan, outcome=outcome
                 )
@@ -102,6 +103,17 @@ def _plan(server: Server, connections: int, duration_s: float) -> Plan:
         duration_s=duration_s,
         warmup_s=SETTLE_S,
     )
+
+
+def _measured(server: Server, plan: Plan, ticker: Ticker) -> Outcome:
+    """What came of the plan, carried out again while the machine stands still in between."""
+    for _ in range(TRIES):
+        outcome = run(plan, ticker.tell)
+        _refuse_failures(server, outcome)
+        if outcome.longest_pause_ms <= PAUSE_LIMIT_MS:
+            return outcome
+        ticker.say(f"the generator stood still for {outcome.longest_pause_ms:,.0f} ms; once more")
+    raise ServerFailed(f"this machine stands still too often to measure {server.subject.name}")
 
 
 def _refuse_failures(server: Server, outcome: Outcome) -> None:

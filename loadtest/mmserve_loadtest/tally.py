@@ -91,6 +91,8 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
         late_p99_ms: open loop: how late the generator itself was, where a connection was free.
         generator_cpu: CPU seconds of the generator per second; near 1 per process, the generator
             is what limits the rate.
+        longest_pause_ms: for which the generator did not run at all; the machine stood still, or
+            others had it.
         histogram: of the latencies in nanoseconds, HdrHistogram's own encoding.
     """
 
@@ -101,6 +103,7 @@ class Outcome(msgspec.Struct, frozen=True, kw_only=True):
     connection_errors: int
     late_p99_ms: float
     generator_cpu: float
+    longest_pause_ms: float
     histogram: str
 
     @property
@@ -125,6 +128,7 @@ def merge(outcomes: Sequence[Outcome]) -> Outcome:
         connection_errors=sum(outcome.connection_errors for outcome in outcomes),
         late_p99_ms=max(outcome.late_p99_ms for outcome in outcomes),
         generator_cpu=sum(outcome.generator_cpu for outcome in outcomes),
+        longest_pause_ms=max(outcome.longest_pause_ms for outcome in outcomes),
         histogram=recorded.encode().decode(),
     )
 
@@ -135,13 +139,14 @@ class Tally:
     Attributes:
         starts_ns, begins_ns, ends_ns: of the warm-up, of what is measured, of both.
         replies: all of them, also those of the warm-up.
+        longest_pause_ns: see `Outcome`.
     """
 
     def __init__(self, plan: Plan, starts_ns: int) -> None:
         self.starts_ns = starts_ns
         self.begins_ns = starts_ns + int(plan.warmup_s * NS)
         self.ends_ns = self.begins_ns + int(plan.duration_s * NS)
-        self.replies = 0
+        self.replies = self.longest_pause_ns = 0
         self._latencies_ns, self._lateness_ns = array("q"), array("q")
         self._in_time = self._timeouts = self._connection_errors = 0
         self._statuses = Counter[int]()
@@ -180,5 +185,6 @@ class Tally:
             connection_errors=self._connection_errors,
             late_p99_ms=percentile_ms(self._lateness_ns, 99.0),
             generator_cpu=round(generator_cpu, 3),
+            longest_pause_ms=round(self.longest_pause_ns / 1e6, 1),
             histogram=recorded.encode().decode(),
         )

@@ -215,3 +215,18 @@ def test_single_calls(tiny_server: Make) -> None:
             assert not await asyncio.to_thread(closed, b"GET /ok HTTP/1.1\r\n\r\n")
 
     asyncio.run(scenario())
+
+
+def test_a_generator_that_was_kept_from_running_says_so(tiny_server: Make) -> None:
+    async def scenario() -> None:
+        server = tiny_server()
+
+        async def work() -> None:
+            await server.saw(1)
+            time.sleep(0.4)  # noqa: ASYNC251 - holds the loop, as a machine that stands still
+
+        async with server.listening() as base:
+            outcome, _ = await generate_while(plan(base, "/ok", duration_s=3600), work())
+        assert outcome.longest_pause_ms > 300
+
+    asyncio.run(scenario())
