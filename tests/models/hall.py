@@ -248,11 +248,6 @@ class Hall:
             await asyncio.wait(self.tasks)
 
 
-def descriptors() -> int:
-    """Open ones of this process."""
-    return len(list(Path("/proc/self/fd").iterdir()))
-
-
 def remembered() -> list[object]:
     """What belongs to a model and is still held by something."""
     gc.collect()

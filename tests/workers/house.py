@@ -221,6 +221,11 @@ async def until(question: Callable[[], bool], *, limit_s: float = 10) -> None:
         await asyncio.sleep(0.01)
 
 
+def descriptors() -> int:
+    """Open ones of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
 def is_alive(pid: int) -> bool:
     """False for a process that is gone or a zombie."""
     try:

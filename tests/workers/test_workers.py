@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ from mmserve.errors import (
     WorkersFailed,
 )
 from mmserve.workers.pool import Policy
-from tests.workers.house import Write, is_alive, open_house, run, until
+from tests.workers.house import Write, descriptors, is_alive, open_house, run, until
 
 PID = "return str(os.getpid())"
 PID_OR_SLEEP = """
@@ -121,6 +122,70 @@ def test_a_request_that_no_worker_has_begun_survives_the_death_of_its_worker(wri
             answer = await asked
             assert not isinstance(answer, ServeError)
             assert int(bytes(answer.body)) != pid
+
+    run(test())
+
+
+def test_a_worker_that_talks_nonsense_is_replaced(write: Write) -> None:
+    predict = """
+        if body == 'garble':
+            for fd in range(3, 64):
+                try:
+                    if stat.S_ISSOCK(os.fstat(fd).st_mode): os.write(fd, b'nonsense' * 4)
+                except OSError:
+                    pass
+            time.sleep(60)
+        return str(os.getpid())
+    """
+
+    async def test() -> None:
+        async with open_house() as house:
+            model = house.model(write(predict, setup="import stat"))
+            await model.start()
+            pid = int(await model.answer())
+            garbled, waiting = model.ask("garble"), model.ask()
+            died = await garbled
+            assert isinstance(died, WorkerDied)
+            assert "makes no sense" in str(died)
+            assert not isinstance(await waiting, ServeError)
+            assert int(await model.answer()) != pid
+
+    run(test())
+
+
+def test_a_server_without_descriptors_says_so_and_recovers(write: Write) -> None:
+    async def test() -> None:
+        async with open_house() as house:
+            model = house.model(write(PID))
+            await model.start()
+            before = descriptors()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            for spare in range(5):  # none for a socket pair, for the first pipe, the second …
+                other = house.model(write(PID))
+                resource.setrlimit(resource.RLIMIT_NOFILE, (before - 1 + spare, hard))
+                try:
+                    with pytest.raises(WorkersFailed, match="Too many open files"):
+                        await other.start()
+                finally:
+                    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+                await other.close()
+                assert descriptors() == before
+            assert await model.answer()
+
+    run(test())
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_large_environment_reaches_many_workers_at_once(write: Write, preload: bool) -> None:
+    async def test() -> None:
+        async with open_house("colorsys") as house:
+            await house.zygote.library.settled.wait()
+            environ = {f"BIG_{n}": str(n) * 100_000 for n in range(10)} | dict(os.environ)
+            model = house.model(
+                write("return str(len(os.environ['BIG_7']))"), environ=environ, preload=preload
+            )
+            await model.start(6)
+            assert {await model.answer() for _ in range(6)} == {"100000"}
 
     run(test())
 

@@ -125,7 +125,7 @@ class Registry:
         self._settings, self._fetcher, self._launcher = settings, fetcher, launcher
         self._spawn, self._gpus = spawn, gpus
         self._startup_workers = startup_workers
-        self._on_metrics, self._on_ready = on_metrics, on_ready
+        self.on_metrics, self._on_ready = on_metrics, on_ready
         self._reap_limit_s = reap_limit_s
         self._environ = worker_environment(environ, settings)
         self._models: dict[str, Model] = {}
@@ -436,9 +436,6 @@ class Registry:
         model.refuse_without_workers()
         model.dispatcher.worker_ready(worker)
 
-    def worker_metrics(self, lines: list[str]) -> None:
-        self._on_metrics(lines)
-
     def workers_given_up(self, model: Model, cause: WorkersFailed) -> None:
         if all(slot.is_given_up for slot in model.pool.slots):
             model.failure = cause
@@ -489,6 +486,7 @@ class _Workers:
 
     def __init__(self, registry: Registry, model: Model) -> None:
         self._registry, self._model = registry, model
+        self.worker_metrics = registry.on_metrics
 
     def worker_ready(self, worker: Worker) -> None:
         self._registry.worker_ready(self._model, worker)
@@ -498,9 +496,6 @@ class _Workers:
 
     def worker_gone(self, worker: Worker, how: Exit) -> None:
         self._model.dispatcher.worker_gone(worker, how)
-
-    def worker_metrics(self, lines: list[str]) -> None:
-        self._registry.worker_metrics(lines)
 
     def worker_failed(self) -> None:
         self._model.refuse_without_workers()

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Sequence
+from functools import partial
+from time import monotonic
 
 from mmserve.errors import (
     BadRequest,
@@ -29,6 +30,7 @@ log = logging.getLogger("mmserve.scheduling")
 #: way to the worker and back would else cost more than the work.
 AHEAD_S = 0.002
 MOST_AHEAD = 16
+_MOST_BELOW_S = AHEAD_S / MOST_AHEAD
 _SMOOTHING = 0.2
 #: A timer may ring a little early; what is due within its resolution is due.
 _RESOLUTION_S = 0.001
@@ -64,10 +66,10 @@ class Seat:
 
     def learn(self, handler_s: float) -> None:
         """A batch took so long in the handler."""
-        if self.handler_s:
-            handler_s = self.handler_s + _SMOOTHING * (handler_s - self.handler_s)
-        self.handler_s = max(handler_s, 1e-6)
-        self.ahead = min(MOST_AHEAD, int(AHEAD_S / self.handler_s))
+        if mean_s := self.handler_s:
+            handler_s = mean_s + _SMOOTHING * (handler_s - mean_s)
+        self.handler_s = handler_s = max(handler_s, 1e-6)
+        self.ahead = MOST_AHEAD if handler_s < _MOST_BELOW_S else int(AHEAD_S / handler_s)
 
     @property
     def has_room_ahead(self) -> bool:
@@ -118,9 +120,9 @@ class Dispatcher:
         """Raises QueueFull, or `refusal`."""
         if self.refusal is not None:
             raise self.refusal
-        now = job.put_at = time.monotonic()
+        now = job.put_at = monotonic()
         batcher = self._batcher
-        if batcher.size == 1 and self._idle and not len(batcher):
+        if self._idle and batcher.size == 1 and not len(batcher):
             self._send(self._idle.pop(), [job], now)
             return
         batcher.put(job, now, in_advance=self._in_advance)
@@ -175,13 +177,16 @@ class Dispatcher:
             entries = []
             for parameter, value in job.parameters:
                 entries.append(parameter)
-                parts.append(value)
+                if value:
+                    parts.append(value)
             items.append(Item(job.request_id, job.headers, entries))
-        is_ahead = bool(seat.batches)
+        batches = seat.batches
+        is_ahead = bool(batches)
         if is_ahead:
             self._in_advance += len(jobs)
-        seat.batches.append(Batch(id, jobs, now))
-        self._offer(seat)
+        batches.append(Batch(id, jobs, now))
+        if seat.ahead and not seat.is_offered:
+            self._offer(seat)
         worker = seat.worker
         worker.in_flight += 1
         # What it cannot begin yet may wait for its neighbours, to be sent with one system call.
@@ -193,9 +198,9 @@ class Dispatcher:
 
     def worker_ready(self, worker: Worker) -> None:
         seat = self._seats[worker] = Seat(worker)
-        worker.on_replies = lambda message, payload: self._replied(seat, message, payload)
+        worker.on_replies = partial(self._replied, seat)
         self._idle.append(seat)
-        self._pump(time.monotonic())
+        self._pump(monotonic())
 
     def worker_retired(self, worker: Worker) -> None:
         seat = self._seats.get(worker)
@@ -219,7 +224,7 @@ class Dispatcher:
         if seat.batches:
             died = WorkerDied(worker.end_text(how), out_of_memory=how.was_out_of_memory)
             _deliver_to_all(seat.batches.pop().jobs, died)
-        self._pump(time.monotonic())
+        self._pump(monotonic())
         self._look_whether_dry()
 
     def _put_back(self, batch: Batch, *, was_in_advance: bool) -> None:
@@ -245,14 +250,15 @@ class Dispatcher:
         seat.learn(message.handler_s)
         if batches:  # it works on what was sent in advance
             begun = batches[0]
-            begun.sent_at = time.monotonic()
+            begun.sent_at = monotonic()
             self._in_advance -= len(begun.jobs)
-            self._offer(seat)
+            if not seat.is_offered:
+                self._offer(seat)
         elif not seat.is_retired:
             self._idle.append(seat)
         # The worker's next work first: it need not wait while we write replies.
         if len(self._batcher):
-            self._pump(time.monotonic())
+            self._pump(monotonic())
         _deliver(batch, message, payload)
         if self._ran_dry:
             self._look_whether_dry()
@@ -284,7 +290,7 @@ class Dispatcher:
 
     def _time_has_come(self) -> None:
         self._timer, self._timer_at = None, _NEVER
-        now = time.monotonic() + _RESOLUTION_S
+        now = monotonic() + _RESOLUTION_S
         late = self._batcher.expire(now)
         _deliver_to_all(late, WaitedTooLong(self._model, self._batcher.max_wait_s))
         self._pump(now)
@@ -293,7 +299,7 @@ class Dispatcher:
     def _look_for_late(self) -> None:
         """Kills the workers that have had their batch too long; one timer for all of them."""
         self._watch = None
-        now = time.monotonic()
+        now = monotonic()
         oldest = _NEVER
         for seat in list(self._seats.values()):
             if not seat.batches:
@@ -330,7 +336,7 @@ def _deliver(batch: Batch, message: Replies, payload: memoryview) -> None:
         end = at + outcome.size
         if not job.is_cancelled:
             answer = _answer(outcome, payload[at:end])
-            if isinstance(answer, Result):
+            if type(answer) is Result:
                 answer.queue_s = batch.sent_at - job.put_at
                 answer.handler_s = message.handler_s
             _hand(job, answer)

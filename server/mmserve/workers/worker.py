@@ -235,8 +235,8 @@ class Worker:
 
     def _wire_lost(self, error: Exception | None) -> None:
         """End-of-file is a hint: its process ends now, or is of no use to anybody."""
-        # The kernel says so where the other end was closed with something left to read.
-        self.has_unread = isinstance(error, ConnectionResetError)
+        # Reset: the other end was closed with something left to read. Broken pipe: before we wrote.
+        self.has_unread = isinstance(error, ConnectionError)
         assert self.process is not None and self._wire is not None
         if self.process.exited.done():
             self._end(self.process.exited.result())
@@ -311,7 +311,7 @@ class _Wire(asyncio.Protocol):
     """
 
     def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+        self._worker, self._heard = worker, worker.heard
         self._feed = Decoder[ToFront](ToFront).feed
         self._transport: asyncio.Transport | None = None
         self._unsent: list[Bytes] = []
@@ -329,7 +329,7 @@ class _Wire(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         try:
             for message, payload in self._feed(data):
-                self._worker.heard(message, payload)
+                self._heard(message, payload)
         except WireError as error:
             log.error("a worker's message makes no sense", extra={"cause": str(error)})
             self.abort()
