@@ -19,6 +19,7 @@ from mmserve.errors import (
     WorkerDied,
 )
 from mmserve.scheduling.batcher import Batcher
+from mmserve.scheduling.busy_poll import BusyPoll
 from mmserve.scheduling.dispatcher import AHEAD_S, MOST_AHEAD, Dispatcher
 from mmserve.scheduling.job import Job, Result
 from mmserve.wire.framing import WireError
@@ -86,7 +87,7 @@ class Machine(RuleBasedStateMachine):
     def open(self, size: int) -> None:
         async def made() -> Dispatcher:
             batcher = Batcher("m", CAPACITY, size, 0.0, INFINITY)
-            return Dispatcher("m", batcher, response_timeout_s=INFINITY)
+            return Dispatcher("m", batcher, response_timeout_s=INFINITY, busy_poll=BusyPoll(0.0))
 
         self.size = size
         self.dispatcher = self.loop.run_until_complete(made())

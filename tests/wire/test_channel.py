@@ -142,3 +142,37 @@ def test_a_fork_lets_go_of_the_channel(pair: tuple[socket.socket, Channel]) -> N
 def test_the_descriptor_is_not_inherited_by_programs(pair: tuple[socket.socket, Channel]) -> None:
     _, channel = pair
     assert not channel.socket.get_inheritable()
+
+
+def test_a_frame_that_comes_while_it_is_awake_is_received(
+    pair: tuple[socket.socket, Channel],
+) -> None:
+    front, channel = pair
+    channel.awake_s = 60.0  # it would look for so long, and a test ends sooner
+    sender = threading.Timer(0.05, front.sendall, [frame(1, b"late")])
+    sender.start()
+    received = channel.recv()
+    sender.join()
+    assert received is not None
+    assert bytes(received[1]) == b"late"
+
+
+def test_it_sleeps_where_nothing_comes_and_is_woken(pair: tuple[socket.socket, Channel]) -> None:
+    front, channel = pair
+    channel.awake_s = 1e-6
+    for number in range(5):
+        sender = threading.Timer(0.02, front.sendall, [frame(number, b"x")])
+        sender.start()
+        received = channel.recv()
+        sender.join()
+        assert received is not None
+        assert received[0].batch_id == number
+
+
+def test_the_end_of_the_front_is_seen_while_it_is_awake(
+    pair: tuple[socket.socket, Channel],
+) -> None:
+    front, channel = pair
+    channel.awake_s = 60.0
+    front.close()
+    assert channel.recv() is None

@@ -16,6 +16,7 @@ import uvloop
 from mmserve.errors import ServeError, WorkersFailed
 from mmserve.logs.output import OutputLine
 from mmserve.scheduling.batcher import Batcher
+from mmserve.scheduling.busy_poll import BusyPoll
 from mmserve.scheduling.dispatcher import Dispatcher
 from mmserve.scheduling.job import Job, Result
 from mmserve.wire.messages import Parameter
@@ -70,7 +71,12 @@ class Living:
             | blueprint
         )
         batcher = Batcher(directory.name, capacity, batch_size, delay_s, 60)
-        self.dispatcher = Dispatcher(directory.name, batcher, response_timeout_s=response_timeout_s)
+        self.dispatcher = Dispatcher(
+            directory.name,
+            batcher,
+            response_timeout_s=response_timeout_s,
+            busy_poll=BusyPoll(0.0),
+        )
         self.given_up: WorkersFailed | None = None
         self.metrics: list[str] = []
         self.ready: asyncio.Queue[Worker] = asyncio.Queue()

@@ -40,7 +40,12 @@ SECTIONS: Mapping[str, Sequence[str]] = {
         "worker_memory_limit",
         "debug",
     ),
-    "Queues and batches": ("job_queue_size", "max_queue_wait_seconds", "batch_policy"),
+    "Queues and batches": (
+        "job_queue_size",
+        "max_queue_wait_seconds",
+        "batch_policy",
+        "busy_poll_us",
+    ),
     "Time limits": (
         "default_response_timeout",
         "default_response_timeout_seconds",

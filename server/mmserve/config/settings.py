@@ -274,6 +274,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
             "what is there. `auto`: fill for models registered with a `max_batch_delay`."
         ),
     ] = "auto"
+    busy_poll_us: Annotated[
+        int,
+        _own(
+            "How long the server and a worker stay awake for what usually follows at once, where "
+            "a handler takes less than that. 0: never; nor on a single CPU.",
+            "microseconds",
+            ge=0,
+            le=10_000,
+        ),
+    ] = 100
     log_to: Annotated[
         Literal["files", "stdout", "both"],
         _own(
@@ -342,6 +352,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
         if self.max_queue_wait_seconds is not None:
             return self.max_queue_wait_seconds
         return self.response_timeout_s
+
+    @property
+    def busy_poll_s(self) -> float:
+        """Seconds to stay awake; 0 on a single CPU, where that only keeps others from working."""
+        return self.busy_poll_us / 1e6 if self.cpu_count > 1 else 0.0
 
     @property
     def startup_workers(self) -> int:

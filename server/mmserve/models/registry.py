@@ -28,6 +28,7 @@ from mmserve.models.fetching import Fetched, Fetcher
 from mmserve.models.manifest import default_model_name
 from mmserve.models.port import ModelDescription, Progress, Registration, WorkerDescription
 from mmserve.scheduling.batcher import Batcher
+from mmserve.scheduling.busy_poll import BusyPoll
 from mmserve.scheduling.dispatcher import Dispatcher
 from mmserve.scheduling.job import Job
 from mmserve.workers.blueprint import Blueprint
@@ -133,6 +134,7 @@ class Registry:
         self._gpu_turn = 0
         self._ports = itertools.count(_FIRST_PORT)
         self._is_stopping = False
+        self._busy_poll = BusyPoll(settings.busy_poll_s)
         self._policy = Policy(
             max_restarts=settings.max_worker_restarts,
             max_requests=settings.worker_max_requests,
@@ -264,6 +266,7 @@ class Registry:
             top_names=fetched.top_names,
             names_libraries=fetched.names_libraries,
             preload=preload,
+            busy_poll_s=settings.busy_poll_s,
         )
         batcher = Batcher(
             name,
@@ -272,7 +275,9 @@ class Registry:
             self._batch_delay_s(asked),
             wait_s,
         )
-        model.dispatcher = Dispatcher(name, batcher, response_timeout_s=timeout_s)
+        model.dispatcher = Dispatcher(
+            name, batcher, response_timeout_s=timeout_s, busy_poll=self._busy_poll
+        )
         model.pool = Pool(
             blueprint,
             self._launcher,

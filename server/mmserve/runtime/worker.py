@@ -101,12 +101,14 @@ def serve_batches(channel: Channel, model: LoadedModel) -> None:
         max_response_size=order.max_response_size,
     )
     memory = _Memory()
+    busy_poll_s = order.busy_poll_s
     try:
         while (received := channel.recv()) is not None:
             batch, payload = received
             replies, bodies = predictor.answer(batch, payload)
             replies.memory_bytes = memory.due()
             channel.send(replies, bodies)
+            channel.awake_s = busy_poll_s if replies.handler_s < busy_poll_s else 0.0
     except ConnectionError:
         return  # the front is gone; there is nobody to tell
     except (SystemExit, KeyboardInterrupt) as ended:

@@ -18,6 +18,7 @@ from mmserve.errors import (
     WorkerDied,
 )
 from mmserve.scheduling.batcher import Batcher
+from mmserve.scheduling.busy_poll import BusyPoll
 from mmserve.scheduling.job import Job, Result
 from mmserve.wire.framing import WireError
 from mmserve.wire.messages import Item, Outcome, Predict, Replies
@@ -85,11 +86,15 @@ class Dispatcher:
     Args:
         response_timeout_s: how long a worker may have a batch; 0 for no time at all, infinity
             for no limit.
+        busy_poll: keeps the loop awake where a worker or a client answers at once.
     """
 
-    def __init__(self, model: str, batcher: Batcher, *, response_timeout_s: float) -> None:
+    def __init__(
+        self, model: str, batcher: Batcher, *, response_timeout_s: float, busy_poll: BusyPoll
+    ) -> None:
         self._model, self._batcher = model, batcher
         self._response_timeout_s = response_timeout_s
+        self._busy_poll = busy_poll
         self._loop = asyncio.get_running_loop()
         self._seats: dict[Worker, Seat] = {}
         self._idle: list[Seat] = []
@@ -191,6 +196,8 @@ class Dispatcher:
         worker.in_flight += 1
         # What it cannot begin yet may wait for its neighbours, to be sent with one system call.
         worker.send(Predict(id, items), parts, soon=is_ahead)
+        if not is_ahead and (handler_s := seat.handler_s):
+            self._busy_poll.sent(handler_s, now)
         if self._watch is None and self._response_timeout_s < _NEVER:
             self._watch = self._loop.call_later(self._response_timeout_s, self._look_for_late)
 
@@ -245,12 +252,13 @@ class Dispatcher:
         batch = batches[0]
         if len(message.outcomes) != len(batch.jobs):
             raise WireError("it answers another number of requests than it was asked")
+        now = monotonic()
         batches.popleft()
         seat.worker.in_flight -= 1
         seat.learn(message.handler_s)
         if batches:  # it works on what was sent in advance
             begun = batches[0]
-            begun.sent_at = monotonic()
+            begun.sent_at = now
             self._in_advance -= len(begun.jobs)
             if not seat.is_offered:
                 self._offer(seat)
@@ -258,8 +266,9 @@ class Dispatcher:
             self._idle.append(seat)
         # The worker's next work first: it need not wait while we write replies.
         if len(self._batcher):
-            self._pump(monotonic())
+            self._pump(now)
         _deliver(batch, message, payload)
+        self._busy_poll.answered(seat.handler_s, now)
         if self._ran_dry:
             self._look_whether_dry()
 

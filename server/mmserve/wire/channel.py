@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from time import monotonic
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from mmserve.wire.framing import (
     sizes,
 )
 from mmserve.wire.messages import ToWorker
+from mmserve.wire.polling import Polling
 
 #: Frames up to this size are read together with whatever else has come; larger ones take a buffer
 #: of their own, which a handler gets as it is.
@@ -28,7 +30,11 @@ ROOM = 64 * 1024
 #: Below this, joining the buffers of a frame costs less than handing them to the kernel one by one.
 _JOIN_BELOW = 16 * 1024
 _MOST_BUFFERS = 1024  # IOV_MAX on Linux
+_AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)
 _QUIETLY = getattr(socket, "MSG_NOSIGNAL", 0)  # an error, not SIGPIPE, when the front is gone
+
+
+_yield: Callable[[], None] = getattr(os, "sched_yield", lambda: None)
 
 
 class Channel:
@@ -36,12 +42,17 @@ class Channel:
 
     Several frames may wait in the socket: the front sends the next batch before it has the reply
     to this one.
+
+    Attributes:
+        awake_s: how long to look for the next frame before sleeping until it comes; 0 sleeps.
     """
 
     def __init__(self, sock: socket.socket, kind: Any = ToWorker) -> None:
         sock.setblocking(True)
         sock.set_inheritable(False)
         self.socket = sock
+        self.awake_s = 0.0
+        self._polling = Polling()
         self._decode = decoder_of(kind)
         self._room = bytearray(ROOM)
         self._view = memoryview(self._room)
@@ -100,9 +111,25 @@ class Channel:
 
     def _read(self, into: memoryview) -> int:
         try:
+            if self.awake_s and self._polling.is_worthwhile():
+                count = self._look(into, monotonic() + self.awake_s)
+                if count is not None:
+                    self._polling.came()
+                    return count
+                self._polling.came_not()
             return self.socket.recv_into(into)
         except ConnectionError:
             return 0
+
+    def _look(self, into: memoryview, until: float) -> int | None:
+        """Stays awake, and lets others have the processor. None: nothing came."""
+        while True:
+            try:
+                return self.socket.recv_into(into, 0, _AT_ONCE)
+            except BlockingIOError:
+                if monotonic() >= until:
+                    return None
+            _yield()
 
     def send(self, message: msgspec.Struct, parts: Sequence[Bytes] = ()) -> None:
         """Returns when the kernel has all of it.

@@ -49,6 +49,7 @@ class Load(msgspec.Struct, tag="load", array_like=True):
         decode_input: `decode_input_request` of the settings.
         max_response_size: bytes of one response's body at most.
         properties: more entries of `context.system_properties`.
+        busy_poll_s: how long to stay awake for the next batch after a quick one.
     """
 
     model_name: str
@@ -60,6 +61,7 @@ class Load(msgspec.Struct, tag="load", array_like=True):
     decode_input: bool
     max_response_size: int
     properties: dict[str, str] = {}
+    busy_poll_s: float = 0.0
 
 
 class Predict(msgspec.Struct, tag="predict", array_like=True, gc=False):

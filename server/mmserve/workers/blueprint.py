@@ -22,6 +22,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
         top_names: importable top-level names that lie on the model's own path.
         names_libraries: its sources name a library that the server preloads.
         preload: load once in a template, then fork.
+        busy_poll_s: how long its workers stay awake for the next batch after a quick one.
     """
 
     model_name: str
@@ -35,6 +36,7 @@ class Blueprint(msgspec.Struct, frozen=True, kw_only=True):
     top_names: Collection[str] = ()
     names_libraries: bool = True
     preload: bool = False
+    busy_poll_s: float = 0.0
 
 
 class Way(msgspec.Struct, frozen=True):

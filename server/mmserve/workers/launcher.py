@@ -247,4 +247,5 @@ def _load_order(blueprint: Blueprint, worker: Worker) -> Load:
         blueprint.manifest,
         blueprint.decode_input,
         blueprint.max_response_size,
+        busy_poll_s=blueprint.busy_poll_s,
     )

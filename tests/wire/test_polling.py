@@ -1,0 +1,42 @@
+"""How long a wait is stayed awake for, by how the last ones went."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mmserve.wire.polling import MOST_SKIPPED, Polling
+
+
+def tries(polling: Polling, outcomes: list[bool]) -> int:
+    """Waits that were stayed awake for, of those that would have ended so."""
+    count = 0
+    for comes_at_once in outcomes:
+        if polling.is_worthwhile():
+            count += 1
+            if comes_at_once:
+                polling.came()
+            else:
+                polling.came_not()
+    return count
+
+
+def test_what_always_comes_at_once_is_always_worth_it() -> None:
+    assert tries(Polling(), [True] * 1000) == 1000
+
+
+def test_what_never_comes_is_tried_less_and_less() -> None:
+    assert tries(Polling(), [False] * 10_000) < 10_000 / MOST_SKIPPED + 10
+
+
+def test_one_late_answer_costs_one_wait() -> None:
+    polling = Polling()
+    assert tries(polling, [True] * 10 + [False] + [True] * 10) == 20
+
+
+@given(st.lists(st.booleans(), max_size=300))
+def test_after_any_past_it_finds_out_that_things_come_again(past: list[bool]) -> None:
+    polling = Polling()
+    tries(polling, past)
+    tries(polling, [True] * (MOST_SKIPPED + 1))
+    assert tries(polling, [True] * 50) == 50
