@@ -34,12 +34,30 @@ class Context(Protocol):
     def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None: ...
 
 
-class BadInput(ValueError):
+class Refused(ValueError):
+    """A request that is answered alone, with an error of its own; the message is for the client."""
+
+    status, phrase, kind = 500, "Internal Server Error", "InternalServerException"
+
+
+class BadInput(Refused):
     """The client's mistake; the message names the field and what to send instead."""
+
+    status, phrase, kind = 400, "Bad Request", "BadRequestException"
 
     def __init__(self, field: str, why: str) -> None:
         super().__init__(f"{field}: {why}")
         self.field = field
+
+
+class TooLarge(BadInput):
+    """What was sent is well formed, and more than is taken."""
+
+    status, phrase, kind = 413, "Request Entity Too Large", "RequestTooLargeException"
+
+
+class BadOutput(Refused):
+    """What the model answered cannot be told to anybody; the request may have been a good one."""
 
 
 def payload(item: Item, content_type: object = None) -> Any:
@@ -54,14 +72,25 @@ def payload(item: Item, content_type: object = None) -> Any:
     Raises:
         BadInput: there is none, it is empty, or there are several that could be meant.
     """
-    for key in PAYLOAD_KEYS:
+    return named_payload(item, content_type)[1]
+
+
+def named_payload(
+    item: Item, content_type: object = None, keys: Sequence[str] = PAYLOAD_KEYS
+) -> tuple[str, Any]:
+    """As `payload`, with the name of the field that it was found in.
+
+    Args:
+        keys: where it is looked for, in this order.
+    """
+    for key in keys:
         if key in item:
             value = item[key]
             if isinstance(value, str | bytes | bytearray | memoryview) and not value:
                 raise BadInput(key, "is empty")
-            return value
+            return key, value
     if len(item) == 1:
-        return next(iter(item.values()))
+        return next(iter(item.items()))
     if isinstance(content_type, str) and content_type.lower().startswith(FORM_TYPE):
         raise BadInput(
             "body",
@@ -81,16 +110,21 @@ def parse_json(raw: bytes | bytearray | memoryview | str, field: str = "body") -
         raise BadInput(field, "is nested too deeply") from None
 
 
-def answer(context: Context, outcomes: Sequence[Mapping[str, Any] | BadInput]) -> list[bytes]:
-    """The batch's bodies, with content type and, for a `BadInput`, status 400 set.
+def answer(context: Context, outcomes: Sequence[Mapping[str, Any] | Refused]) -> list[bytes]:
+    """The batch's bodies, with content type and, for what is refused, its status set.
 
     An error has the shape of the server's own: `code`, `type` and `message`.
     """
     bodies = []
     for index, outcome in enumerate(outcomes):
         context.set_response_content_type(index, "application/json")
-        if isinstance(outcome, BadInput):
-            context.set_response_status(400, "Bad Request", index)
-            outcome = {"code": 400, "type": "BadRequestException", "message": str(outcome)}
+        if isinstance(outcome, Refused):
+            context.set_response_status(outcome.status, outcome.phrase, index)
+            outcome = problem(outcome)
         bodies.append(json.dumps(outcome, allow_nan=False, separators=(",", ":")).encode())
     return bodies
+
+
+def problem(refused: Refused) -> dict[str, Any]:
+    """An error's body, in the shape of the server's own."""
+    return {"code": refused.status, "type": refused.kind, "message": str(refused)}

@@ -14,11 +14,13 @@ class Context:
         self.model_name = "m"
         self.system_properties: dict[str, Any] = {"model_dir": str(model_dir), "gpu_id": None}
         self.content_type: str | None = None
+        #: Of every request; a form's field has a dict, as from the server.
+        self.headers: dict[str, Any] = {}
         self.content_types: dict[int, str] = {}
         self.statuses: dict[int, int] = {}
 
-    def get_request_header(self, idx: int, key: str) -> str | None:
-        return self.content_type if key.lower() == "content-type" else None
+    def get_request_header(self, idx: int, key: str) -> Any:
+        return self.content_type if key.lower() == "content-type" else self.headers.get(key)
 
     def set_response_content_type(self, idx: int, value: str) -> None:
         self.content_types[idx] = value
