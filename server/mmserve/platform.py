@@ -59,6 +59,10 @@ def kill_group_when_closed(pipe_fd: int) -> int | None:
     fcntl.fcntl(own, fcntl.F_SETOWN, -os.getpgrp())
     fcntl.fcntl(own, _F_SETSIG, signal.SIGKILL)
     fcntl.fcntl(own, fcntl.F_SETFL, fcntl.fcntl(own, fcntl.F_GETFL) | os.O_ASYNC)
+    poll = select.poll()
+    poll.register(pipe_fd, 0)  # hang-up is always told
+    if poll.poll(0):  # it was closed before; nobody signals that any more
+        os.killpg(os.getpgrp(), signal.SIGKILL)
     return own
 
 

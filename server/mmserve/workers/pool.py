@@ -329,6 +329,7 @@ class Pool:
                     "no successor for a worker", extra=self._fields(slot, cause=failure.cause)
                 )
                 old.set_limits(None, None)
+                old.stay()  # it may have outgrown them again meanwhile
                 asyncio.get_running_loop().call_later(NEXT_TRY_S, old.outgrow)
             return old
         finally:

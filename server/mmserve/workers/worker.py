@@ -89,8 +89,8 @@ class Worker:
 
     @property
     def was_used(self) -> bool:
-        """It was given a batch."""
-        return self.requests > 0 or self.in_flight > 0
+        """It was given a batch, and may have begun it."""
+        return self.requests > 0 or (self.in_flight > 0 and not self.has_unread)
 
     # Start
 

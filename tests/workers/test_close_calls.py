@@ -1,0 +1,114 @@
+"""Ends that come in the very moment when something else does."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mmserve.errors import WorkersFailed
+from mmserve.wire.framing import encode
+from mmserve.wire.messages import Load, Loaded
+from mmserve.workers.exits import Exit
+from mmserve.workers.pool import Policy
+from mmserve.workers.worker import Worker
+from mmserve.workers.zygote import Process, Zygote
+from tests.workers.house import Write, open_house, run, until
+
+ORDER = Load("m", "/", "service:handle", 1, None, "", True, 1 << 20)
+
+
+@pytest.mark.parametrize("is_reaped_first", [False, True])
+def test_a_worker_that_dies_with_its_load_just_done_tells_how_it_died(
+    is_reaped_first: bool,
+) -> None:
+    async def test() -> None:
+        loop = asyncio.get_running_loop()
+        async with Zygote((), os.environ).running() as zygote:
+            ours, theirs = socket.socketpair()
+            process = Process(0, loop.create_future())
+            worker = Worker(zygote, "m", 1, "9000-x", None)
+            await worker.attach(process, ours)
+            loading = asyncio.create_task(worker.load(ORDER, 10))
+            await asyncio.sleep(0)
+            theirs.recv(1 << 16)
+            theirs.sendall(b"".join(encode(Loaded(0.1, []))))
+            theirs.close()
+            if is_reaped_first:
+                process.exited.set_result(Exit(-signal.SIGKILL))
+            else:
+                loop.call_later(0, process.exited.set_result, Exit(-signal.SIGKILL))
+            try:
+                await loading
+            except WorkersFailed as failed:
+                assert "killed by signal 9" in failed.cause  # noqa: PT017 - either may come first
+            await worker.ended
+
+    run(test())
+
+
+def test_a_worker_that_dies_before_it_reads_is_paced_and_given_up(write: Write) -> None:
+    """What it was sent is given back each time: nothing else would end the restarts."""
+    setup = """
+        import mmserve.wire.channel
+        mmserve.wire.channel.Channel.recv = lambda self: os._exit(7)
+    """
+
+    async def test() -> None:
+        async with open_house() as house:
+            directory = write("return ''", load="open('loads', 'a').write('x')", setup=setup)
+            model = house.model(directory, policy=Policy(max_restarts=1))
+            waiting = model.ask()
+            model.pool.grow(1)
+            await until(lambda: model.given_up is not None)
+            assert (directory / "loads").read_text() == "xx"
+            assert not waiting.done()
+
+    run(test())
+
+
+def test_a_successor_that_does_not_load_is_not_tried_again_at_once(
+    write: Write,
+) -> None:
+    load = """
+        open('loads', 'a').write('x')
+        if os.path.getsize('loads') > 1:
+            while not os.path.exists('go'): time.sleep(0.01)
+            raise ValueError('no more of them')
+    """
+
+    async def test() -> None:
+        async with open_house() as house:
+            directory = write("return str(os.getpid())", load=load)
+            model = house.model(directory, policy=Policy(max_requests=1))
+            (slot,) = await model.start()
+            pid = await model.answer()
+            await until(lambda: slot.successor is not None)
+            assert await model.answer() == pid  # meanwhile it has served enough, again
+            (directory / "go").touch()
+            await until(lambda: slot.successor is None)
+            for _ in range(20):
+                assert await model.answer() == pid
+            assert (directory / "loads").read_text() == "xx"
+
+    run(test())
+
+
+def test_a_process_that_is_armed_after_its_owners_end_does_not_live(tmp_path: Path) -> None:
+    armed = (
+        "import os, sys, time\n"
+        "from mmserve import platform\n"
+        "os.setsid()\n"
+        "read, write = os.pipe()\n"
+        "os.close(write)\n"
+        "platform.kill_group_when_closed(read)\n"
+        "print('alive', flush=True)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", armed], capture_output=True, timeout=30)
+    assert (ended.returncode, ended.stdout) == (-signal.SIGKILL, b"")
