@@ -25,7 +25,7 @@ from mmserve.errors import InvalidModel, StorageFailed
 from mmserve.models import inflate
 from mmserve.models.archive import unpack
 from mmserve.models.limits import Limits
-from mmserve.models.packed import Pacing
+from mmserve.models.packed import SPAN_BYTES, Pacing
 from tests.fuzz import fuzz_archive
 from tests.models.workshop import below, model, special, tar_of, zip_of
 
@@ -214,6 +214,22 @@ def test_a_changed_byte_is_noticed(tmp_path: Path) -> None:
     packed = bytearray(tar_of({"weights.bin": random.Random(1).randbytes(5000)}))
     packed[-8] ^= 1  # the checksum itself
     assert "not a valid tar.gz archive" in refused(bytes(packed), tmp_path)
+
+
+LARGE = random.Random(2).randbytes(2 * SPAN_BYTES + 12_345)
+
+
+def test_a_large_stored_file_is_whole_though_several_threads_write_it(tmp_path: Path) -> None:
+    files = {"model.safetensors": LARGE, "small": "s", "just": LARGE[: SPAN_BYTES + 1]}
+    found = unpacked(zip_of(files, zipfile.ZIP_STORED), tmp_path)
+    assert found == {**files, "small": b"s"}
+
+
+@pytest.mark.parametrize("place", [0, SPAN_BYTES, len(LARGE) - 1])
+def test_a_changed_byte_of_a_large_stored_file_is_noticed(place: int, tmp_path: Path) -> None:
+    data = bytearray(zip_of({"model.safetensors": LARGE}, zipfile.ZIP_STORED))
+    data[data.index(LARGE[:64]) + place] ^= 1
+    assert "'model.safetensors' is damaged" in refused(bytes(data), tmp_path)
 
 
 # What is refused

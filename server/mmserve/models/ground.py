@@ -5,12 +5,22 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Callable, Iterator
-from typing import Self
+from collections.abc import Iterator
+from typing import Protocol, Self
 
 from mmserve.errors import InvalidModel, ServeError
 from mmserve.models.disk import storage_failed
 from mmserve.models.entries import Parts, quoted
+
+
+class Write(Protocol):
+    """Writes to a new file."""
+
+    def __call__(self, piece: bytes | memoryview, at: int | None = None) -> None:
+        """Where the last write ended, or at an offset: then from any thread.
+
+        Raises StorageFailed.
+        """
 
 
 class Ground:
@@ -42,22 +52,21 @@ class Ground:
         self._made.add(parts)
 
     @contextlib.contextmanager
-    def new_file(
-        self, parts: Parts, *, is_program: bool
-    ) -> Iterator[Callable[[bytes | memoryview], None]]:
+    def new_file(self, parts: Parts, *, is_program: bool) -> Iterator[Write]:
         """Yields what writes to it. Owner and mode are ours; only the right to execute is kept."""
         with self._telling(parts), self._folder(parts[:-1]) as folder:
             fd = os.open(parts[-1], self._NEW, 0o755 if is_program else 0o644, dir_fd=folder)
 
-        def write(piece: bytes | memoryview) -> None:
+        def write(piece: bytes | memoryview, at: int | None = None) -> None:
             while piece:
                 try:
-                    count = os.write(fd, piece)
+                    count = os.write(fd, piece) if at is None else os.pwrite(fd, piece, at)
                 except OSError as error:
                     raise self._failed(parts, error) from error
                 if count == len(piece):
                     return
                 piece = memoryview(piece)[count:]
+                at = None if at is None else at + count
 
         try:
             yield write

@@ -75,6 +75,11 @@ deflate_inflater: Callable[[], Inflater] = _fast_deflate if HAS_ISAL else _plain
 #: For one member of a gzip file; its checksum is looked at.
 gzip_inflater: Callable[[], Inflater] = _fast_gzip if HAS_ISAL else _plain_gzip
 crc32: Callable[[bytes | memoryview, int], int] = isal_zlib.crc32 if HAS_ISAL else zlib.crc32
+#: The CRC of two pieces, from that of each and the length of the second. None: there is no such
+#: function, and whoever wants the CRC of a file reads it from one end to the other.
+crc32_combine: Callable[[int, int, int], int] | None = (
+    getattr(isal_zlib, "crc32_combine", None) if HAS_ISAL else None
+)
 
 #: What the two raise over damaged data.
 ERRORS: tuple[type[Exception], ...] = (zlib.error,)

@@ -11,6 +11,8 @@ from mmserve.models.disk import storage_failed
 from mmserve.models.limits import Limits
 
 CHUNK_BYTES = 256 * 1024
+#: Stored entries are copied in pieces of this size, by several threads.
+SPAN_BYTES = 16 * 1024 * 1024
 #: Compressed bytes read, and inflated bytes made, at a time: with more, isal grows buffers.
 INFLATE_BYTES = 256 * 1024
 INFLATED_BYTES = 128 * 1024

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
 import struct
 import threading
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 from mmserve.errors import InvalidModel
 from mmserve.models import inflate
 from mmserve.models.entries import Parts, Tree, parts_of, quoted
-from mmserve.models.ground import Ground
+from mmserve.models.ground import Ground, Write
 from mmserve.models.limits import Limits
 from mmserve.models.packed import (
     CHUNK_BYTES,
     INFLATE_BYTES,
     INFLATED_BYTES,
+    SPAN_BYTES,
     Pacing,
     Packed,
     refuse_bomb,
@@ -27,6 +30,8 @@ from mmserve.models.packed import (
 
 #: Enough to keep up with a disk, and all that a small host has.
 _THREADS = min(2, os.cpu_count() or 1)
+#: Files that are cut up at most: each is open until all are done.
+_MOST_OPEN = 64
 
 
 class _Member(NamedTuple):
@@ -66,9 +71,7 @@ def unpack_zip(source: Packed, kind: str, ground: Ground, limits: Limits, pacing
     pacing.make_room(declared)
     for folder in sorted(tree.folders):
         ground.make_folder(folder)
-    # The largest first, so that no thread is left with it at the end.
-    members.sort(key=lambda member: member.info.compress_size, reverse=True)
-    _share_out(members, lambda member: _write_member(source, member, ground, pacing))
+    _write_members(source, members, ground, pacing)
     for link in links:
         ground.make_link(link.parts, tree.links[link.parts])
     return declared
@@ -147,9 +150,7 @@ def _contents(source: Packed, member: _Member) -> Iterator[bytes | memoryview]:
         crc = inflate.crc32(piece, crc)
         yield piece
     if written != info.file_size or crc != info.CRC:
-        raise InvalidModel(
-            f"It is not a valid zip archive: the entry {quoted(info.orig_filename)} is damaged."
-        )
+        raise _damaged(info)
 
 
 def _stored(source: Packed, offset: int, size: int) -> Iterator[memoryview]:
@@ -176,33 +177,109 @@ def _inflated(source: Packed, offset: int, size: int) -> Iterator[bytes]:
         yield stream.decompress(data, INFLATED_BYTES)
 
 
+class _Span(NamedTuple):
+    """A piece of a stored entry, from `start` to `end` in it."""
+
+    start: int
+    end: int
+
+
+def _write_members(source: Packed, members: list[_Member], ground: Ground, pacing: Pacing) -> None:
+    """Unpacks them in a few threads; those that are large and stored are cut up between these."""
+    combine = inflate.crc32_combine
+    works: list[Callable[[], None]] = []
+    with contextlib.ExitStack() as files:
+        checks: list[Callable[[], None]] = []
+        # The largest first, so that no thread is left with it at the end.
+        for member in sorted(members, key=lambda member: member.info.compress_size, reverse=True):
+            info = member.info
+            is_large = info.compress_type == zipfile.ZIP_STORED and info.file_size > SPAN_BYTES
+            if combine is None or not is_large or len(checks) == _MOST_OPEN:
+                works.append(partial(_write_member, source, member, ground, pacing))
+                continue
+            if info.compress_size != info.file_size:
+                raise _damaged(info)
+            write = files.enter_context(ground.new_file(member.parts, is_program=_is_program(info)))
+            spans = [
+                _Span(start, min(start + SPAN_BYTES, info.file_size))
+                for start in range(0, info.file_size, SPAN_BYTES)
+            ]
+            crcs: dict[_Span, int] = {}
+            works += [
+                partial(_copy_span, source, member, span, write, crcs, pacing) for span in spans
+            ]
+            checks.append(partial(_check_spans, info, spans, crcs, combine))
+        _share_out(works)
+        for check in checks:
+            check()
+
+
+def _copy_span(
+    source: Packed,
+    member: _Member,
+    span: _Span,
+    write: Write,
+    crcs: dict[_Span, int],
+    pacing: Pacing,
+) -> None:
+    crc, at = 0, span.start
+    for piece in _stored(source, member.data_offset + at, span.end - at):
+        pacing.check()
+        crc = inflate.crc32(piece, crc)
+        write(piece, at)
+        at += len(piece)
+    crcs[span] = crc
+
+
+def _check_spans(
+    info: zipfile.ZipInfo,
+    spans: Sequence[_Span],
+    crcs: Mapping[_Span, int],
+    combine: Callable[[int, int, int], int],
+) -> None:
+    crc = 0
+    for span in spans:
+        crc = combine(crc, crcs[span], span.end - span.start)
+    if crc != info.CRC:
+        raise _damaged(info)
+
+
+def _damaged(info: zipfile.ZipInfo) -> InvalidModel:
+    return InvalidModel(
+        f"It is not a valid zip archive: the entry {quoted(info.orig_filename)} is damaged."
+    )
+
+
+def _is_program(info: zipfile.ZipInfo) -> bool:
+    return bool(_unix_mode(info) & 0o111)
+
+
 def _write_member(source: Packed, member: _Member, ground: Ground, pacing: Pacing) -> None:
-    is_program = bool(_unix_mode(member.info) & 0o111)
-    with ground.new_file(member.parts, is_program=is_program) as write:
+    with ground.new_file(member.parts, is_program=_is_program(member.info)) as write:
         for piece in _contents(source, member):
             pacing.check()
             write(piece)
 
 
-def _share_out(members: list[_Member], work: Callable[[_Member], None]) -> None:
-    """Does the work for each in a few threads; raises the first error."""
-    queue = iter(members)
+def _share_out(works: Sequence[Callable[[], None]]) -> None:
+    """Does all of them in a few threads; raises the first error."""
+    queue = iter(works)
     lock = threading.Lock()
     errors: list[BaseException] = []
 
     def run() -> None:
         while not errors:
             with lock:
-                member = next(queue, None)
-            if member is None:
+                work = next(queue, None)
+            if work is None:
                 return
             try:
-                work(member)
+                work()
             except BaseException as error:
                 errors.append(error)
 
     helpers = [
-        threading.Thread(target=run, name="unpack") for _ in range(min(_THREADS, len(members)) - 1)
+        threading.Thread(target=run, name="unpack") for _ in range(min(_THREADS, len(works)) - 1)
     ]
     for helper in helpers:
         helper.start()
