@@ -11,7 +11,7 @@ import mmap
 import os
 
 _PAGE = mmap.PAGESIZE
-#: One page in so many is kept, so that no whole block of 2 MB, which is what is given back, is free.
+#: One page in so many is kept: given back are whole blocks of 2 MB, and so none of them is free.
 _KEPT_IN = 256
 
 
