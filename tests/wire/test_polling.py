@@ -14,10 +14,7 @@ def tries(polling: Polling, outcomes: list[bool]) -> int:
     for comes_at_once in outcomes:
         if polling.is_worthwhile():
             count += 1
-            if comes_at_once:
-                polling.came()
-            else:
-                polling.came_not()
+            polling.ended(was_at_once=comes_at_once)
     return count
 
 

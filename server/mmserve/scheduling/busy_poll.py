@@ -44,7 +44,7 @@ class BusyPoll:
 
     def _expect(self, polling: Polling, now: float) -> None:
         if self._waiting is not None:
-            self._waiting.came()
+            self._waiting.ended(was_at_once=now < self._until)
         if not polling.is_worthwhile():
             self._waiting = None
             return
@@ -60,6 +60,6 @@ class BusyPoll:
             if monotonic() < self._until:
                 self._loop.call_soon(self._look)
                 return
-            self._waiting.came_not()
+            self._waiting.ended(was_at_once=False)
             self._waiting = None
         self.is_awake = False

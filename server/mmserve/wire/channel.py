@@ -112,11 +112,12 @@ class Channel:
     def _read(self, into: memoryview) -> int:
         try:
             if self.awake_s and self._polling.is_worthwhile():
-                count = self._look(into, monotonic() + self.awake_s)
+                until = monotonic() + self.awake_s
+                count = self._look(into, until)
+                # Late though it came: others want the processor, and a sleeper gets it back sooner.
+                self._polling.ended(was_at_once=monotonic() < until)
                 if count is not None:
-                    self._polling.came()
                     return count
-                self._polling.came_not()
             return self.socket.recv_into(into)
         except ConnectionError:
             return 0

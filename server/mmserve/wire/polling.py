@@ -28,10 +28,10 @@ class Polling:
             return False
         return True
 
-    def came(self) -> None:
-        """What was waited for came while we were awake."""
-        self._vain = 0
+    def ended(self, *, was_at_once: bool) -> None:
+        """What was waited for came while we were awake, or did not.
 
-    def came_not(self) -> None:
-        """It did not. After n in a row the next 2**n - 1 waits are slept through."""
-        self._vain = self._skipping = min(2 * self._vain + 1, MOST_SKIPPED)
+        After n waits in vain in a row the next 2**n - 1 are slept through.
+        """
+        self._vain = 0 if was_at_once else min(2 * self._vain + 1, MOST_SKIPPED)
+        self._skipping = self._vain
