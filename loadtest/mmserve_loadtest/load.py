@@ -250,12 +250,12 @@ class _Line(asyncio.Protocol):
         if not self.due_ns or len(replies) > 1:  # it answers what was not asked
             self._fail()
             return
-        self._tally.answered(replies[0].status, self.due_ns, now_ns)
-        self.due_ns = 0
+        due_ns, self.due_ns = self.due_ns, 0
         if not replies[0].closes:
-            self._pace.ready(self)
+            self._pace.ready(self)  # the next request first: the server need not wait for counts
         elif self._transport is not None:
             self._transport.close()
+        self._tally.answered(replies[0].status, due_ns, now_ns)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if self.due_ns:
