@@ -1,253 +1,694 @@
-"""Image classification with a ResNet of torchvision: `mmserve_handlers.resnet:handle`.
+"""Image classification with a ResNet: `mmserve_handlers.resnet:handle`.
 
-An archive holds `model.pt` (a state dict, as `torch.save(model.state_dict(), …)` writes it) or
-`model.safetensors`, and `model.json`:
+An archive holds weights, and says how images are prepared. Two kinds are taken:
 
-    {"architecture": "resnet18", "size": 24, "mean": [0.5], "std": [0.25], "full_scale": 16,
-     "labels": ["0", "1", …]}
+*   what torchvision's networks save: a state dict in one file, `model.pt`, `model.pth` or
+    `model.safetensors` (or the only file with such an ending), also inside `{"state_dict": …}` and
+    with the `module.` of `DataParallel`. ResNet 18 to 152, ResNeXt and Wide ResNet are told apart
+    by the shapes of their weights;
+*   what `save_pretrained` writes for a ResNet of transformers: `config.json`,
+    `preprocessor_config.json` and `model.safetensors`.
 
-`size` is the side of the square that images are scaled to, `mean` and `std` are those of training
-(one number, or one a channel), and `full_scale` is the brightest value of images that come as
-numbers, 255 where it is not given. Weights are mapped from the file, so workers share their pages.
+Labels are lines of `labels.txt`, or in `model.json`, where everything has a default:
 
-Requests:
+    {"architecture": "resnet50", "labels": ["cat", "dog"], "resize": 256, "crop": 224,
+     "mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
 
-    a PNG or JPEG file                                the most likely labels
-    [[0, 5, …], …]                                    the same of a grey image, rows of numbers
-    {"image": [[0, 5, …], …], "top_k": 3}             with the number of labels wanted
-    {"images": [[[0, 5, …], …], …]}                   several; one list of labels each
+An image's short side is scaled to `resize` and its middle cut out, as torchvision's weights ask
+for (IMAGENET1K_V2 has 232). With `size` in their place it is scaled to a square instead. More
+keys: `interpolation`, `antialias`, `top_k`, `task`, `activation`, `weights` (the file's name),
+`max_pixels`, and `full_scale`, the brightest value of images that come as numbers. `"labels":
+"imagenet"` are the 1000 of ImageNet.
+
+Weights are mapped from the file, so workers share their pages, and never unpickled beyond tensors.
+
+Requests are those of `images.py`. Beside the image, or in the query, may be said:
+
+    "top_k": 3                the number of labels wanted
+    "task": "features"        what the network makes of the image before its last layer
+
+Answers, as JSON, or with `Accept: application/x-npy` as the numbers of all labels:
+
+    {"predictions": [{"label": "cat", "probability": 0.98}, …]}       one list each for `images`
+    {"features": [0.31, …]}
 """
 
 from __future__ import annotations
 
-import io
 import json
-import math
-from collections.abc import Sequence
+import pickle
+import re
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 import torchvision  # type: ignore[import-untyped,unused-ignore]  # typed in some releases only
 from PIL import Image
+from torchvision.models.resnet import (  # type: ignore[import-untyped,unused-ignore]
+    BasicBlock,
+    Bottleneck,
+    ResNet,
+)
 
-from mmserve_handlers.contract import BadInput, Context, Item, answer, parse_json, payload
+from mmserve_handlers import images
+from mmserve_handlers.contract import BadInput, BadOutput, Context, Item, Refused
+from mmserve_handlers.images import Pixels, Preparation, ResizeAndCrop, Square
+from mmserve_handlers.replies import refuse, reply
 
-#: Images of one request at most, and pixels of one at most (before it is scaled).
-MAX_IMAGES = 64
-MAX_PIXELS = 32_000_000
-#: Labels of one image, where the request does not say.
+#: Labels of one image, where neither the request nor the model says.
 TOP_K = 3
-ARCHITECTURES = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+#: Images of one forward pass; more would only need more memory.
+CHUNK = 32
+#: Digits after the point in answers that are JSON.
+DIGITS = 6
+TASKS = ("classify", "features")
+ACTIVATIONS = ("softmax", "sigmoid")
 EXAMPLE = (
-    '{"architecture": "resnet18", "labels": ["cat", "dog"], "size": 224, '
+    '{"architecture": "resnet18", "labels": ["cat", "dog"], "resize": 256, "crop": 224, '
     '"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
 )
 
+#: Of ImageNet, in red, green, blue. Source: torchvision's weights, IMAGENET1K_V1.
+MEAN, STD, RESIZE, CROP = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 256, 224
+_GREATEST_SIDE = 4096
+
+WEIGHTS = ("model.safetensors", "model.pt", "model.pth")
+#: Where trainers put the state dict when they save more beside it.
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
+_FIRST_BLOCK = "layer1.0.conv1.weight"
+
+# ------------------------------------------------------------------------------- model.json
+
 
 class Recipe(NamedTuple):
-    """`model.json`: how images become what the network was trained on."""
+    """`model.json`: what the network is, and how images become what it was trained on."""
 
-    architecture: str
-    labels: list[str]
-    size: int
-    mean: list[float]
-    std: list[float]
+    architecture: str | None  # None: whatever the weights are
+    labels: list[str] | None  # None: the network's own, or the numbers of its outputs
+    prepare: Preparation | None  # None: nothing is said; the network's own, or ImageNet's
     full_scale: float
-
-
-class Asked(NamedTuple):
-    """One request: float images, (channels, height, width), values 0 to 1."""
-
-    images: list[torch.Tensor]
     top_k: int
-    is_list: bool
+    task: str | None
+    activation: str | None
+    weights: str | None
+    max_pixels: int
 
 
 def recipe(folder: Path) -> Recipe:
-    """Reads `model.json`.
+    """Reads `model.json` and `labels.txt`, each if it is there.
 
     Raises:
         ValueError: says which entry is missing or wrong, and what it should be.
     """
-    try:
-        said = json.loads((folder / "model.json").read_text())
-        found = Recipe(
-            architecture=said["architecture"],
-            labels=[str(label) for label in said["labels"]],
-            size=int(said["size"]),
-            mean=[float(value) for value in said["mean"]],
-            std=[float(value) for value in said["std"]],
-            full_scale=float(said.get("full_scale", 255)),
-        )
-    except FileNotFoundError:
-        raise ValueError(f"the archive has no model.json; write one like {EXAMPLE}") from None
-    except OSError as wrong:
-        raise ValueError(f"model.json cannot be read: {wrong.strerror}") from None
-    except KeyError as missing:
-        raise ValueError(f"model.json has no {missing}; write it like {EXAMPLE}") from None
-    except TypeError as wrong:
-        raise ValueError(f"model.json has an entry of the wrong kind: {wrong}") from None
-    if found.architecture not in ARCHITECTURES:
-        raise ValueError(f"model.json: architecture must be one of {', '.join(ARCHITECTURES)}")
-    if found.size < 1 or not found.labels or found.full_scale <= 0 or 0 in found.std:
-        raise ValueError("model.json: size, labels, full_scale and std must not be zero or empty")
+    said = _said(folder / "model.json")
+    found = Recipe(
+        architecture=_text(said, "architecture"),
+        labels=_labels(said, folder / "labels.txt"),
+        prepare=_preparation(said),
+        full_scale=_number(said, "full_scale", 255.0),
+        top_k=_whole(said, "top_k", TOP_K, 1_000_000),
+        task=_choice(said, "task", TASKS),
+        activation=_choice(said, "activation", ACTIVATIONS),
+        weights=_text(said, "weights"),
+        max_pixels=_whole(said, "max_pixels", images.MAX_PIXELS, 1 << 40),
+    )
+    if found.full_scale <= 0:
+        raise ValueError("model.json: full_scale must be above 0")
+    names = sorted(NAMES.values())
+    if found.architecture is not None and found.architecture not in names:
+        raise ValueError(f"model.json: architecture must be one of {', '.join(names)}")
+    if found.weights is not None and Path(found.weights).name != found.weights:
+        raise ValueError("model.json: weights must be the name of a file in the archive")
     return found
 
 
-def read(item: Item, full_scale: float, labels: int, content_type: object = None) -> Asked:
-    """One request, checked.
+def _said(path: Path) -> dict[str, Any]:
+    try:
+        said = json.loads(path.read_text())
+    except FileNotFoundError:
+        return {}
+    except OSError as wrong:
+        raise ValueError(f"model.json cannot be read: {wrong.strerror}") from None
+    except ValueError as wrong:
+        raise ValueError(f"model.json is not JSON ({wrong}); write it like {EXAMPLE}") from None
+    if not isinstance(said, dict):
+        raise ValueError(f"model.json must be one object, like {EXAMPLE}")
+    return said
+
+
+def _preparation(said: Mapping[str, Any]) -> Preparation | None:
+    mean, std = _channels(said, "mean", MEAN), _channels(said, "std", STD)
+    if 0 in std:
+        raise ValueError("model.json: std must not be zero")
+    if "size" in said:
+        if "resize" in said or "crop" in said:
+            raise ValueError(
+                "model.json: size scales to a square; resize and crop keep the shape and cut: "
+                "say one or the other"
+            )
+        return Square(_whole(said, "size", CROP, _GREATEST_SIDE), mean, std)
+    keys = {"resize", "crop", "mean", "std", "interpolation", "antialias"}
+    if not keys & said.keys():
+        return None
+    crop = _whole(said, "crop", CROP, _GREATEST_SIDE)
+    return ResizeAndCrop(
+        resize=_whole(said, "resize", max(crop, RESIZE), _GREATEST_SIDE),
+        crop=crop,
+        mean=mean,
+        std=std,
+        interpolation=_choice(said, "interpolation", images.INTERPOLATIONS) or "bilinear",
+        antialias=said.get("antialias") is not False,
+    )
+
+
+def _labels(said: Mapping[str, Any], file: Path) -> list[str] | None:
+    labels = said.get("labels")
+    if labels == "imagenet":
+        categories = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.meta["categories"]
+        return list(map(str, categories))
+    if labels is not None:
+        if isinstance(labels, dict):  # as `id2label` has them
+            numbers = [str(number) for number in range(len(labels))]
+            if set(numbers) != set(labels):
+                raise ValueError("model.json: labels must be a list, or numbered from 0 on")
+            labels = [labels[number] for number in numbers]
+        is_list = isinstance(labels, list) and all(
+            isinstance(label, str | int | float) for label in labels
+        )
+        if not is_list or not labels:
+            raise ValueError('model.json: labels must be a list of texts, or "imagenet"')
+        return [str(label) for label in labels]
+    try:
+        lines = file.read_text("utf-8-sig").splitlines()
+    except FileNotFoundError:
+        return None
+    except UnicodeDecodeError:
+        raise ValueError("labels.txt is not text in UTF-8") from None
+    lines = [line.strip() for line in lines]
+    while lines and not lines[-1]:
+        lines.pop()
+    if "" in lines or not lines:
+        raise ValueError(f"labels.txt: line {lines.index('') + 1 if lines else 1} is empty")
+    return lines
+
+
+def _text(said: Mapping[str, Any], key: str) -> str | None:
+    value = said.get(key)
+    if value is not None and not isinstance(value, str):
+        raise ValueError(f"model.json: {key} must be a text")
+    return value
+
+
+def _choice(said: Mapping[str, Any], key: str, choices: Sequence[str]) -> str | None:
+    value = _text(said, key)
+    if value is not None and value not in choices:
+        raise ValueError(f"model.json: {key} must be one of {', '.join(choices)}")
+    return value
+
+
+def _whole(said: Mapping[str, Any], key: str, default: int, greatest: int) -> int:
+    value = said.get(key, default)
+    if type(value) is not int or not 1 <= value <= greatest:
+        raise ValueError(f"model.json: {key} must be a whole number from 1 to {greatest}")
+    return value
+
+
+def _number(said: Mapping[str, Any], key: str, default: float) -> float:
+    value = said.get(key, default)
+    if type(value) not in (int, float) or abs(value) > 1e30:
+        raise ValueError(f"model.json: {key} must be a number")
+    return float(value)
+
+
+def _channels(said: Mapping[str, Any], key: str, default: Sequence[float]) -> list[float]:
+    value = said.get(key, default)
+    values = [value] if type(value) in (int, float) else value
+    if not isinstance(values, list | tuple) or len(values) not in (1, 3):
+        raise ValueError(f"model.json: {key} must be a list of one number or three")
+    return [_number({key: one}, key, 0.0) for one in values]
+
+
+# ------------------------------------------------------------------------------- weights
+
+
+def weights_file(folder: Path, name: str | None = None) -> Path:
+    """The file with a model's weights.
 
     Raises:
-        BadInput: names the field that is wrong.
+        FileNotFoundError: there is none, or several; names what was looked for.
     """
-    value = payload(item, content_type)
-    if isinstance(value, bytes | bytearray | memoryview):
-        raw = bytes(value)
-        if raw.lstrip()[:1] not in (b"{", b"["):
-            return Asked([_decoded(raw)], min(TOP_K, labels), False)
-        value = raw
-    if isinstance(value, str | bytes):
-        value = parse_json(value)
-    fields = value if isinstance(value, dict) else {"image": value}
-    top_k = fields.get("top_k", min(TOP_K, labels))
-    if not isinstance(top_k, int) or isinstance(top_k, bool) or not 1 <= top_k <= labels:
-        raise BadInput("top_k", f"must be a whole number from 1 to {labels}")
-    if "images" in fields:
-        rows = fields["images"]
-        if not isinstance(rows, list) or not rows:
-            raise BadInput("images", "must be a list of images")
-        if len(rows) > MAX_IMAGES:
-            raise BadInput("images", f"has {len(rows)} images; at most {MAX_IMAGES} are taken")
-        images = [_grey(row, f"images[{i}]", full_scale) for i, row in enumerate(rows)]
-        return Asked(images, top_k, True)
-    if "image" not in fields:
-        raise BadInput("image", "is missing; send rows of numbers, or a PNG or JPEG as the body")
-    return Asked([_grey(fields["image"], "image", full_scale)], top_k, False)
+    for candidate in (name,) if name else WEIGHTS:
+        if (folder / candidate).is_file():
+            return folder / candidate
+    if name:
+        raise FileNotFoundError(f"the archive has no {name}, which model.json calls its weights")
+    endings = {Path(one).suffix for one in WEIGHTS}
+    found = sorted(path for path in folder.iterdir() if path.suffix in endings)
+    if len(found) == 1:
+        return found[0]
+    several = (
+        f"several weights ({', '.join(path.name for path in found)}), none of them"
+        if found
+        else "no"
+    )
+    raise FileNotFoundError(
+        f"the archive has {several} model.safetensors, model.pt or model.pth; "
+        "torch.save(model.state_dict(), 'model.pt') writes one"
+    )
 
 
-def _grey(value: Any, field: str, full_scale: float) -> torch.Tensor:
-    """Rows of numbers as float (1, height, width)."""
-    if not isinstance(value, list) or not value or not isinstance(value[0], list) or not value[0]:
-        raise BadInput(field, "must be a list of rows of numbers")
-    width = len(value[0])
-    if len(value) * width > MAX_PIXELS:
-        raise BadInput(field, f"has more than {MAX_PIXELS} pixels")
-    for index, row in enumerate(value):
-        if not isinstance(row, list) or len(row) != width:
-            raise BadInput(
-                f"{field}[{index}]", f"must be a row of {width} numbers, as the first is"
-            )
-        for number in row:
-            if type(number) not in (int, float) or not 0 <= number <= full_scale:
-                raise BadInput(f"{field}[{index}]", f"must hold numbers from 0 to {full_scale:g}")
-    return torch.tensor(value, dtype=torch.float32).unsqueeze(0) / full_scale
+def state_of(path: Path) -> dict[str, torch.Tensor]:
+    """A state dict, mapped from its file where the file allows it.
+
+    Raises:
+        ValueError: the file is broken, or has something else in it; says what to save instead.
+    """
+    state = _unwrapped(_loaded(path), path.name)
+    first = [key for key in state if key.endswith(_FIRST_BLOCK)]
+    # `module.` of DataParallel, `_orig_mod.` of torch.compile, and what trainers wrap around.
+    prefix = first[0].removesuffix(_FIRST_BLOCK) if len(first) == 1 else ""
+    if prefix and all(key.startswith(prefix) for key in state):
+        return {key.removeprefix(prefix): value for key, value in state.items()}
+    return state
 
 
-def _decoded(raw: bytes) -> torch.Tensor:
-    """A PNG or JPEG file as float (channels, height, width), grey or RGB."""
+def _loaded(path: Path) -> Any:
+    advice = f"save it with torch.save(model.state_dict(), '{path.name}')"
+    if path.suffix == ".safetensors":
+        from safetensors import SafetensorError
+        from safetensors.torch import load_file
+
+        try:
+            return load_file(path)
+        except (SafetensorError, ValueError, KeyError) as wrong:
+            raise ValueError(f"{path.name} is broken or cut short ({_line(wrong)})") from None
     try:
-        # Only these two formats: every decoder more is one more that strangers can feed.
-        with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
-            if math.prod(image.size) > MAX_PIXELS:
-                raise BadInput("body", f"is an image of more than {MAX_PIXELS} pixels")
-            mode = "L" if image.mode in ("1", "L", "LA") else "RGB"
-            pixels = image.convert(mode)
-    except BadInput:
+        is_zip = zipfile.is_zipfile(path)
+        is_script = is_zip and _is_torchscript(path)
+        # weights_only: a pickle from a stranger must not run code. Files older than torch 1.6, as
+        # some of torchvision's own are, cannot be mapped.
+        found = None if is_script else torch.load(path, mmap=is_zip, weights_only=True)
+    except MemoryError:
         raise
-    # A broken file makes Pillow raise of many kinds: OSError, SyntaxError, ValueError, struct.error
-    # and its own decompression bomb, whose warnings may be errors.
-    except Exception:
-        raise BadInput("body", "is neither JSON nor a whole PNG or JPEG image") from None
-    channels = len(pixels.getbands())
-    flat = torch.frombuffer(bytearray(pixels.tobytes()), dtype=torch.uint8)
-    return flat.view(pixels.height, pixels.width, channels).permute(2, 0, 1).float() / 255
+    except pickle.UnpicklingError as wrong:
+        # A truncated pickle is told by the same class as one that holds other things.
+        if "GLOBAL" not in str(wrong) and "Unsupported" not in str(wrong):
+            raise ValueError(f"{path.name} is broken or cut short: {advice}") from None
+        raise ValueError(
+            f"{path.name} holds more than tensors, and is loaded with weights_only: {advice}"
+        ) from None
+    except Exception as wrong:  # of a broken file: RuntimeError, EOFError, struct.error and more
+        raise ValueError(f"{path.name} is broken or cut short ({_line(wrong)}): {advice}") from None
+    if is_script:
+        raise ValueError(f"{path.name} is TorchScript, not a state dict: {advice}")
+    return found
+
+
+def _is_torchscript(path: Path) -> bool:
+    with zipfile.ZipFile(path) as inside:
+        return any(name.endswith("/constants.pkl") for name in inside.namelist())
+
+
+def _line(wrong: Exception) -> str:
+    """The last line of what a library says, which is the most particular one."""
+    lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
+    return (lines or [type(wrong).__name__])[-1][:200]
+
+
+def _unwrapped(found: Any, name: str) -> dict[str, torch.Tensor]:
+    if isinstance(found, Mapping):
+        for key in _STATE_KEYS:
+            if isinstance(found.get(key), Mapping):
+                found = found[key]
+                break
+        if found and all(isinstance(value, torch.Tensor) for value in found.values()):
+            return dict(found)
+    raise ValueError(
+        f"{name} is no state dict; save it with torch.save(model.state_dict(), '{name}')"
+    )
+
+
+# ------------------------------------------------------------------------------- the network
+
+
+class Shape(NamedTuple):
+    """What tells torchvision's ResNets apart, read from the shapes of their weights."""
+
+    is_bottleneck: bool
+    blocks: tuple[int, int, int, int]
+    groups: int
+    width: int
+    classes: int | None  # None: the last layer was left out
+
+    @property
+    def name(self) -> str:
+        known = NAMES.get(self[:4])
+        return known or f"ResNet of {self.blocks} {('basic', 'bottleneck')[self[0]]} blocks"
+
+    def build(self) -> torch.nn.Module:
+        """The network, without weights."""
+        block = Bottleneck if self.is_bottleneck else BasicBlock
+        classes, (_, blocks, groups, width) = self.classes or 1, self[:4]
+        with torch.device("meta"):
+            network: torch.nn.Module = ResNet(
+                block, list(blocks), num_classes=classes, groups=groups, width_per_group=width
+            )
+        return network
+
+
+# Source: torchvision.models.resnet.
+NAMES: Mapping[tuple[bool, tuple[int, int, int, int], int, int], str] = {
+    (False, (2, 2, 2, 2), 1, 64): "resnet18",
+    (False, (3, 4, 6, 3), 1, 64): "resnet34",
+    (True, (3, 4, 6, 3), 1, 64): "resnet50",
+    (True, (3, 4, 23, 3), 1, 64): "resnet101",
+    (True, (3, 8, 36, 3), 1, 64): "resnet152",
+    (True, (3, 4, 6, 3), 32, 4): "resnext50_32x4d",
+    (True, (3, 4, 23, 3), 32, 8): "resnext101_32x8d",
+    (True, (3, 4, 23, 3), 64, 4): "resnext101_64x4d",
+    (True, (3, 4, 6, 3), 1, 128): "wide_resnet50_2",
+    (True, (3, 4, 23, 3), 1, 128): "wide_resnet101_2",
+}
+
+
+def shape_of(shapes: Mapping[str, Sequence[int]], file: str = "the file") -> Shape:
+    """Which ResNet a state dict is of, from the names and shapes in it.
+
+    Raises:
+        ValueError: of none that torchvision has.
+    """
+    counts = []
+    for layer in range(1, 5):
+        found = [re.match(rf"layer{layer}\.(\d+)\.conv1\.weight$", key) for key in shapes]
+        counts.append(len([one for one in found if one]))
+    first, second = shapes.get(_FIRST_BLOCK, ()), shapes.get("layer1.0.conv2.weight", ())
+    if not all(counts) or len(first) != 4 or len(second) != 4 or "conv1.weight" not in shapes:
+        some = ", ".join(list(shapes)[:3])
+        raise ValueError(
+            f"{file} has not the weights of a ResNet as torchvision names them "
+            f"(conv1.weight, {_FIRST_BLOCK}, …); it has {some}, …"
+        )
+    groups = max(1, first[0] // max(1, second[1]))
+    head = shapes.get("fc.weight")
+    if head is None and any(key.startswith("fc.") for key in shapes):
+        raise ValueError(
+            f"{file}: the last layer must be one Linear called fc; it has "
+            + ", ".join(key for key in shapes if key.startswith("fc."))
+        )
+    is_bottleneck = "layer1.0.conv3.weight" in shapes
+    width = first[0] // groups if is_bottleneck else 64
+    blocks = (counts[0], counts[1], counts[2], counts[3])
+    return Shape(is_bottleneck, blocks, groups, width, head[0] if head else None)
+
+
+class Network(NamedTuple):
+    """A loaded network in two parts, and what it knows of itself."""
+
+    name: str
+    body: Callable[[torch.Tensor], torch.Tensor]  # (images, 3, height, width) → (images, width)
+    head: Callable[[torch.Tensor], torch.Tensor] | None  # (images, width) → (images, labels)
+    classes: int
+    labels: list[str] | None
+    activation: str
+    prepare: Preparation | None
+
+
+def torchvision_network(path: Path, device: torch.device) -> Network:
+    """A network of torchvision around the weights in a file; nothing is copied on a CPU.
+
+    Raises:
+        ValueError: the weights are broken, or of no ResNet that is known.
+    """
+    state = state_of(path)
+    shape = shape_of({key: tuple(value.shape) for key, value in state.items()}, path.name)
+    network: Any = shape.build()
+    head, network.fc = network.fc, torch.nn.Identity()
+    has_head = shape.classes is not None
+    parts = {key: state.pop(f"fc.{key}") for key in ("weight", "bias") if f"fc.{key}" in state}
+    _assign(network, state, path.name, f"a {shape.name}", device)
+    if has_head:
+        _assign(head, parts, path.name, "its last layer", device)
+    return Network(
+        shape.name, network, head if has_head else None, shape.classes or 0, None, "softmax", None
+    )
+
+
+def _assign(
+    network: torch.nn.Module,
+    state: Mapping[str, torch.Tensor],
+    file: str,
+    what: str,
+    device: torch.device,
+) -> None:
+    if any(value.is_sparse or value.is_quantized for value in state.values()):
+        raise ValueError(f"{file} has sparse or quantized tensors, which cannot be served")
+    try:
+        network.load_state_dict(state, assign=True)
+    except RuntimeError as wrong:
+        lines = [line.strip() for line in str(wrong).splitlines()[1:4]]
+        raise ValueError(f"{file} does not fit {what}: {' '.join(lines)[:500]}") from None
+    network.requires_grad_(False).eval()
+    # Input in channels_last makes most of the gain by itself on a CPU, and weights in it would be
+    # a private copy in each worker. A file that has them so already (strides are saved) is best.
+    network.to(device, torch.float32)
+    if device.type != "cpu":
+        network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]
+
+
+def transformers_network(folder: Path, device: torch.device) -> Network:
+    """A ResNet of transformers, as `save_pretrained` wrote it.
+
+    Raises:
+        ValueError: its files are broken, or do not fit each other.
+    """
+    from transformers import ResNetConfig, ResNetForImageClassification
+
+    # The library's types differ from release to release.
+    config: Any
+    network: Any
+    try:
+        config = ResNetConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as wrong:  # the library's own classes, which differ from release to release
+        raise ValueError(f"config.json cannot be used ({_line(wrong)})") from None
+    candidates = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
+    path = next((one for one in candidates if one.is_file()), None)
+    if path is None:
+        raise FileNotFoundError("the archive has neither model.safetensors nor pytorch_model.bin")
+    state = _unwrapped(_loaded(path), path.name)
+    with torch.device("meta"):
+        network = ResNetForImageClassification(config)
+    head = {key: value for key, value in state.items() if key.startswith("classifier.")}
+    body = {key.removeprefix("resnet."): state[key] for key in state if key not in head}
+    _assign(network.resnet, body, path.name, "the ResNet of config.json", device)
+    if head:
+        head = {key.removeprefix("classifier."): value for key, value in head.items()}
+        _assign(network.classifier, head, path.name, "the labels of config.json", device)
+
+    def pooled(batch: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = network.resnet(batch).pooler_output
+        return result.flatten(1)
+
+    is_multi = config.problem_type == "multi_label_classification" or config.num_labels == 1
+    return Network(
+        f"resnet of transformers, {config.layer_type} blocks {tuple(config.depths)}",
+        pooled,
+        network.classifier if head else None,
+        config.num_labels if head else 0,
+        [str(config.id2label[number]) for number in range(config.num_labels)],
+        "sigmoid" if is_multi else "softmax",
+        Processor(folder) if (folder / "preprocessor_config.json").is_file() else None,
+    )
+
+
+class Processor:
+    """Prepares images with a checkpoint's own image processor, as transformers' pipelines do."""
+
+    def __init__(self, folder: Path) -> None:
+        from transformers import AutoImageProcessor
+
+        factory: Any = AutoImageProcessor
+        try:
+            self.processor = factory.from_pretrained(folder, local_files_only=True)
+        except Exception as wrong:
+            raise ValueError(f"preprocessor_config.json cannot be used ({_line(wrong)})") from None
+        channels, height, width = self(Image.new("RGB", (64, 64))).shape
+        self.shape = (int(channels), int(height), int(width))
+
+    def __call__(self, pixels: Pixels) -> torch.Tensor:
+        if isinstance(pixels, torch.Tensor) and pixels.dtype != torch.uint8:
+            pixels = (pixels * 255).round().to(torch.uint8)
+        done: torch.Tensor = self.processor(images=pixels, return_tensors="pt")["pixel_values"]
+        return done[0]
+
+
+# ------------------------------------------------------------------------------- the service
 
 
 class Service:
     """One loaded model."""
 
     def __init__(self, context: Context) -> None:
-        """Builds the network around the weights in the file; nothing is copied on a CPU."""
+        """Builds the network around the weights in the archive.
+
+        Raises:
+            ValueError, FileNotFoundError: something in the archive is missing, broken or does not
+                fit; the message says which file and what it should be.
+        """
         folder = Path(context.system_properties["model_dir"])
         gpu_id = context.system_properties.get("gpu_id")
         has_gpu = gpu_id is not None and torch.cuda.is_available()
         self.device = torch.device(f"cuda:{gpu_id}" if has_gpu else "cpu")
         self.recipe = recipe(folder)
-        weights = _weights(folder)
-        with torch.device("meta"):
-            build = getattr(torchvision.models, self.recipe.architecture)
-            model: torch.nn.Module = build(num_classes=len(self.recipe.labels))
-        model.load_state_dict(weights, assign=True)
-        self.model = model.eval().to(self.device)
-        self.mean = torch.tensor(self.recipe.mean).view(-1, 1, 1)
-        self.std = torch.tensor(self.recipe.std).view(-1, 1, 1)
+        self.network = self._network(folder)
+        labels = self.recipe.labels or self.network.labels
+        self.labels = labels or [str(number) for number in range(self.network.classes)]
+        if self.network.head is not None and len(self.labels) != self.network.classes:
+            raise ValueError(
+                f"there are {len(self.labels)} labels, and the network has "
+                f"{self.network.classes} outputs: model.json or labels.txt must name each, in order"
+            )
+        wanted = self.recipe.architecture
+        if wanted is not None and wanted != self.network.name:
+            raise ValueError(
+                f"model.json says {wanted}, and the weights are those of a {self.network.name}"
+            )
+        self.task = self.recipe.task or ("classify" if self.network.head else "features")
+        if self.task == "classify" and self.network.head is None:
+            raise ValueError('the weights have no last layer (fc); say "task": "features"')
+        self.activation = self.recipe.activation or self.network.activation
+        imagenet = ResizeAndCrop(RESIZE, CROP, MEAN, STD)
+        self.prepare = self.recipe.prepare or self.network.prepare or imagenet
+
+    def _network(self, folder: Path) -> Network:
+        kind = _model_type(folder / "config.json")
+        if kind is None:
+            return torchvision_network(weights_file(folder, self.recipe.weights), self.device)
+        if kind != "resnet":
+            raise ValueError(f"config.json is of a {kind}; this handler serves ResNets")
+        return transformers_network(folder, self.device)
 
     def handle(self, data: Sequence[Item], context: Context) -> list[bytes]:
         """Answers a batch; all its images go through the network together."""
-        asked: list[Asked | BadInput] = []
-        labels, full_scale = len(self.recipe.labels), self.recipe.full_scale
+        asked: list[_Asked | Refused] = []
         for index, item in enumerate(data):
             try:
-                content_type = context.get_request_header(index, "content-type")
-                asked.append(read(item, full_scale, labels, content_type))
-            except BadInput as mistake:
+                asked.append(self.read(item, context, index))
+            except Refused as mistake:
                 asked.append(mistake)
-        every = [image for one in asked if isinstance(one, Asked) for image in one.images]
-        chances = self.classify(every) if every else torch.empty(0)
-        outcomes: list[dict[str, Any] | BadInput] = []
-        start = 0
-        for one in asked:
-            if isinstance(one, BadInput):
-                outcomes.append(one)
-                continue
-            rows = chances[start : start + len(one.images)]
-            start += len(one.images)
-            named = [self._named(row, one.top_k) for row in rows]
-            outcomes.append({"predictions": named if one.is_list else named[0]})
-        return answer(context, outcomes)
+        every = [image for one in asked if isinstance(one, _Asked) for image in one.images]
+        features = self.features(every)
+        bodies, start = [], 0
+        for index, one in enumerate(asked):
+            try:
+                if isinstance(one, Refused):
+                    raise one
+                rows = features[start : start + len(one.images)]
+                start += len(one.images)
+                bodies.append(self._answer(one, rows, context, index))
+            except Refused as mistake:
+                bodies.append(refuse(context, index, mistake))
+        return bodies
+
+    def read(self, item: Item, context: Context, index: int = 0) -> _Asked:
+        """One request, checked. Raises BadInput, which names the field that is wrong."""
+        found = images.read(
+            item,
+            context,
+            index,
+            self.prepare,
+            options=("top_k", "task"),
+            full_scale=self.recipe.full_scale,
+            max_pixels=self.recipe.max_pixels,
+        )
+        task = found.options.get("task", self.task)
+        if task not in TASKS:
+            raise BadInput("task", f"must be one of {', '.join(TASKS)}")
+        if task == "classify" and self.network.head is None:
+            raise BadInput("task", "must be features: this model has no labels")
+        default = min(self.recipe.top_k, len(self.labels))
+        top_k = found.options.get("top_k", default)
+        if isinstance(top_k, str) and re.fullmatch("[0-9]{1,9}", top_k):
+            top_k = int(top_k)
+        if type(top_k) is not int or (task == "classify" and not 1 <= top_k <= len(self.labels)):
+            raise BadInput("top_k", f"must be a whole number from 1 to {len(self.labels)}")
+        return _Asked(found.images, found.is_list, task, top_k)
 
     @torch.inference_mode()
-    def classify(self, images: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Probabilities, float32, (images, labels), on the CPU."""
-        batch = torch.stack([self.prepare(image) for image in images]).to(self.device)
-        return torch.softmax(self.model(batch).float(), dim=1).cpu()
+    def features(self, prepared: Sequence[torch.Tensor]) -> torch.Tensor:
+        """float32, (images, width), on the CPU or where the network is; in the order given."""
+        if not prepared:
+            return torch.empty(0)
+        parts = [
+            self.network.body(
+                torch.stack(list(prepared[start : start + CHUNK])).to(
+                    self.device, memory_format=torch.channels_last
+                )
+            )
+            for start in range(0, len(prepared), CHUNK)
+        ]
+        return torch.cat(parts)
 
-    def prepare(self, image: torch.Tensor) -> torch.Tensor:
-        """Scaled to the network's square, three channels, normalised: (3, size, size)."""
-        size = (self.recipe.size, self.recipe.size)
-        # Antialiased where it shrinks, as torchvision's own transforms do.
-        scaled = torch.nn.functional.interpolate(
-            image.unsqueeze(0), size=size, mode="bilinear", align_corners=False, antialias=True
-        )[0]
-        return (scaled.expand(3, -1, -1) - self.mean) / self.std
+    @torch.inference_mode()
+    def _answer(self, asked: _Asked, rows: torch.Tensor, context: Context, index: int) -> bytes:
+        head = self.network.head
+        scores = rows if asked.task == "features" or head is None else head(rows)
+        finite = torch.isfinite(scores).all(dim=1).tolist()
+        if not all(finite):
+            which = f"images[{finite.index(False)}]" if asked.is_list else "the image"
+            raise BadOutput(
+                f"the network answered NaN or infinity for {which}: its weights are broken, or "
+                "the image was prepared otherwise than they were trained with"
+            )
+        if asked.task == "features":
+            values = scores.cpu()
+            array = values if asked.is_list else values[0]
+            return reply(context, index, lambda: {"features": _rounded(array)}, array)
+        is_softmax = self.activation == "softmax"
+        chances = (torch.softmax(scores, 1) if is_softmax else torch.sigmoid(scores)).cpu()
 
-    def _named(self, chances: torch.Tensor, top_k: int) -> list[dict[str, Any]]:
+        def named() -> dict[str, Any]:
+            each = self._named(chances, asked.top_k)
+            return {"predictions": each if asked.is_list else each[0]}
+
+        return reply(context, index, named, chances if asked.is_list else chances[0])
+
+    def _named(self, chances: torch.Tensor, top_k: int) -> list[list[dict[str, Any]]]:
         values, places = torch.topk(chances, top_k)
-        labels = self.recipe.labels
         return [
-            {"label": labels[place], "probability": round(value, 6)}
-            for value, place in zip(values.tolist(), places.tolist(), strict=True)
+            [
+                {"label": self.labels[place], "probability": round(value, DIGITS)}
+                for value, place in zip(*row, strict=True)
+            ]
+            for row in zip(values.tolist(), places.tolist(), strict=True)
         ]
 
 
-def _weights(folder: Path) -> dict[str, torch.Tensor]:
-    """The state dict, mapped from the file. Raises FileNotFoundError, naming what it looked for."""
-    path = folder / "model.safetensors"
-    if path.exists():
-        from safetensors.torch import load_file
+class _Asked(NamedTuple):
+    images: list[torch.Tensor]
+    is_list: bool
+    task: str
+    top_k: int
 
-        tensors: dict[str, torch.Tensor] = load_file(path)
-        return tensors
-    path = folder / "model.pt"
-    if not path.exists():
-        raise FileNotFoundError(
-            "the archive has neither model.safetensors nor model.pt; "
-            "torch.save(model.state_dict(), 'model.pt') writes one"
-        )
-    # weights_only: a pickle from a stranger must not run code.
-    mapped: dict[str, torch.Tensor] = torch.load(path, mmap=True, weights_only=True)
-    return mapped
+
+def _rounded(array: torch.Tensor) -> list[Any]:
+    """Seven digits that count, which is what float32 holds."""
+    if array.dim() > 1:
+        return [_rounded(row) for row in array]
+    return [float(f"{value:.7g}") for value in array.tolist()]
+
+
+def _model_type(path: Path) -> str | None:
+    """What `config.json` says it is of; None where there is none of transformers."""
+    try:
+        said = json.loads(path.read_text())
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError):
+        raise ValueError("config.json is not JSON") from None
+    kind = said.get("model_type") if isinstance(said, dict) else None
+    return kind if isinstance(kind, str) else None
 
 
 _service: Service | None = None
