@@ -428,6 +428,10 @@ WIRE: Mapping[str, bytes] = {
     "no host": raw("GET /ping HTTP/1.1"),
     "lower-case method": raw("get /ping HTTP/1.1", HOST),
     "invented method": raw("FETCH /ping HTTP/1.1", HOST),
+    "invented method, prediction": raw(
+        "m!x /predictions/echo HTTP/1.1", HOST, "Content-Length: 3", body=b"abc"
+    ),
+    "invented method, no route": raw("FETCH / HTTP/1.1", HOST),
     "absolute target": raw("GET http://127.0.0.1/ping HTTP/1.1", HOST),
     "star": raw("OPTIONS * HTTP/1.1", HOST),
     "no slash": raw("GET ping HTTP/1.1", HOST),
@@ -563,7 +567,10 @@ BAD: Mapping[str, dict[str, object]] = {
     "text file": {"url": "readme.txt"},
     "folder without manifest": {"url": "folder-without-manifest"},
     "refused": {"url": "http://127.0.0.1:1/m.mar"},
-    "malformed": {"url": "http://"},
+    "no host": {"url": "http://"},
+    "no host but a path": {"url": "http:///m.mar"},
+    "port zero": {"url": "http://127.0.0.1:0/m.mar"},
+    "malformed": {"url": "http://127.0.0.1:x/m.mar"},
     "port out of range": {"url": "http://127.0.0.1:99999/m.mar"},
     "remote 404": {"url": "{files}/absent.mar"},
     "remote 500": {"url": "{files}/500"},

@@ -195,22 +195,22 @@ def test_an_unknown_model_is_404(method: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "target", "allowed"),
+    ("method", "target"),
     [
-        ("PUT", "/models", "GET, POST"),
-        ("DELETE", "/models", "GET, POST"),
-        ("OPTIONS", "/models", "GET, POST"),
-        ("HEAD", "/models", "GET, POST"),
-        ("POST", "/models/m", "GET, PUT, DELETE"),
-        ("OPTIONS", "/models/m", "GET, PUT, DELETE"),
-        ("PATCH", "/models/ghost", "GET, PUT, DELETE"),
+        ("PUT", "/models"),
+        ("DELETE", "/models"),
+        ("OPTIONS", "/models"),
+        ("HEAD", "/models"),
+        ("POST", "/models/m"),
+        ("OPTIONS", "/models/m"),
+        ("PATCH", "/models/ghost"),
     ],
 )
-def test_other_methods_are_405(method: str, target: str, allowed: str) -> None:
+def test_other_methods_are_405(method: str, target: str) -> None:
     for send in both(house("m")):
         reply = send(method, target)
         assert reply.told[:2] == (405, "MethodNotAllowedException")
-        assert reply.headers["allow"] == allowed
+        assert "allow" not in reply.headers  # as Multi Model Server
 
 
 # Routes of one listener and of the other

@@ -188,9 +188,11 @@ def test_what_is_wrong_is_told_as_multi_model_server_does(tmp_path: Path) -> Non
             for url in ("../m.mar", "a..b"):
                 text = await said(shop, url, SourceNotFound)
                 assert text == f"Relative path is not allowed in url: {url}"
-            for url in ("http://h:0/m.mar", "http://u:p@h:99999/m"):
-                text = await said(shop, url, SourceNotFound)
-                assert text == f"Invalid model url: {url.replace('u:p@', '')}"
+            text = await said(shop, "http://u:p@h:99999/m", SourceNotFound)
+            assert text == "Invalid model url: http://h:99999/m"
+            for url in ("http://", "http://h:0/m.mar"):
+                text = await said(shop, url, DownloadFailed)
+                assert text == f"Failed to download model from: {url}"
             assert await said(shop, "", BadRequest) == "Parameter url is required."
             await said(shop, "x" * 5000, SourceNotFound)
             await said(shop, "\udc80", BadRequest)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.errors import BadRequest, ServeError, SourceNotFound
+from mmserve.errors import BadRequest, DownloadFailed, ServeError, SourceNotFound
 from mmserve.models.limits import Rules
 from mmserve.models.source import (
     is_allowed,
@@ -83,9 +83,6 @@ def test_no_text_leaves_the_store(url: str) -> None:
 @pytest.mark.parametrize(
     "url",
     [
-        "http://",
-        "http:///m.mar",
-        "http://h:0/m.mar",
         "http://h:99999/m.mar",
         "http://h:-1/",
         "http://h:x/",
@@ -100,6 +97,12 @@ def test_no_text_leaves_the_store(url: str) -> None:
 )
 def test_a_malformed_url_is_not_found(url: str) -> None:
     with pytest.raises(SourceNotFound, match="Invalid model url: "):
+        parse_remote(url)
+
+
+@pytest.mark.parametrize("url", ["http://", "http:///m.mar", "http://:80/", "https://h:0/m.mar"])
+def test_a_url_that_leads_to_no_server_cannot_be_downloaded(url: str) -> None:
+    with pytest.raises(DownloadFailed, match="Failed to download model from: http"):
         parse_remote(url)
 
 
@@ -133,7 +136,7 @@ def test_without_credentials_no_at_sign_stands_before_the_host(tail: str) -> Non
     url = without_credentials("http://" + tail)
     try:
         remote = parse_remote(url)
-    except SourceNotFound:
+    except (SourceNotFound, DownloadFailed):
         return
     assert remote.login is None
 

@@ -103,7 +103,6 @@ def test_an_absolute_handler_file_works(start: Start, model: Model, tmp_path: Pa
     [
         (CLASS, "service:handle", "Service m"),
         (CLASS, "service", "Service m"),
-        (CLASS, "service:Service", "Service m"),
         (CLASS, "service:other", "Service m"),
         (CLASS + "\n    from json import JSONEncoder", "service", "Service m"),
         (TEMPLATE, "service:handle", "template"),
@@ -144,6 +143,11 @@ def test_a_package_may_import_relatively(start: Start, model: Model) -> None:
             "The class A has no method 'handle'.",
         ),
         ({"service.py": "handle = 5"}, "service", "service.handle is no function but 5."),
+        (
+            {"service.py": "class A: pass"},
+            "service:A",
+            "service.A is a class; name only its module, service, to serve with it.",
+        ),
         ({"service.py": ""}, "nope:handle", "ModuleNotFoundError: No module named 'nope'"),
         ({"service.py": "import nope"}, "service", "ModuleNotFoundError: No module named 'nope'"),
         ({"service.py": "def :"}, "service", "SyntaxError: invalid syntax (service.py, line 1)"),

@@ -47,7 +47,7 @@ def test_a_worker_that_dies_with_its_load_just_done_tells_how_it_died(
             try:
                 await loading
             except WorkersFailed as failed:
-                assert "killed by signal 9" in failed.cause  # noqa: PT017 - either may come first
+                assert "killed by signal 9" in failed.cause
             await worker.ended
 
     run(test())

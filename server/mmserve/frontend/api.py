@@ -7,12 +7,12 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from mmserve.config.settings import Settings
-from mmserve.errors import RouteNotFound, ServeError
+from mmserve.errors import MethodNotAllowed, RouteNotFound, ServeError
 from mmserve.frontend.edge import cors_of
 from mmserve.frontend.guard import Guard, is_preflight
 from mmserve.frontend.http import Application, Exchange, Response
 from mmserve.frontend.inference import Inference
-from mmserve.frontend.management import Management, Spawn, not_allowed
+from mmserve.frontend.management import Management, Spawn
 from mmserve.frontend.openapi import (
     inference_description,
     management_description,
@@ -158,10 +158,8 @@ def _serve_common(exchange: Exchange, route: Route, description: Callable[[], by
             exchange.reply(Response(HTTPStatus.OK, description(), (JSON_TYPE,)))
         case Route.ROOT if is_options:
             exchange.reply(Response(HTTPStatus.OK, description(), (JSON_TYPE,)))
-        case Route.ROOT:
-            not_allowed(exchange, "OPTIONS")
-        case Route.NO_METHOD:
-            not_allowed(exchange, "")
+        case Route.ROOT | Route.NO_METHOD:
+            raise MethodNotAllowed
         case _:
             raise RouteNotFound
 

@@ -179,6 +179,8 @@ def _multipart(boundary: str, body: bytes) -> Parameters:
         return []
     delimiter = b"--" + boundary.encode("latin-1", "replace")
     start = _first_delimiter(delimiter, body)
+    if start < 0:
+        return []  # as Multi Model Server: the handler sees an empty form
     if start:
         body = body[start:]
     if body.count(b"\n" + delimiter) > MAX_FIELDS + 1:
@@ -196,15 +198,16 @@ def _multipart(boundary: str, body: bytes) -> Parameters:
 
 
 def _first_delimiter(delimiter: bytes, body: bytes) -> int:
-    """Where the first part begins; a preamble before it says nothing (RFC 2046, 5.1.1)."""
+    """Where the first part begins; a preamble before it says nothing (RFC 2046, 5.1.1).
+
+    -1 where there is no part.
+    """
     if len(delimiter) > _MAX_BOUNDARY:
         raise BadRequest("The multipart form's boundary is too long.")
     if body.startswith(delimiter):
         return 0
     at = body.find(b"\r\n" + delimiter)
-    if at < 0:
-        raise BadRequest("The multipart form's boundary does not occur in the body.")
-    return at + 2
+    return at + 2 if at >= 0 else -1
 
 
 def _framed_by_crlf(delimiter: bytes, body: bytes) -> bytes:

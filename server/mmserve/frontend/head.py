@@ -7,7 +7,14 @@ complete (an endless line, a bare line feed) is refused as soon as it is there.
 
 from __future__ import annotations
 
-from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+import re
+
+from httptools import (
+    HttpParserError,
+    HttpParserInvalidMethodError,
+    HttpParserUpgrade,
+    HttpRequestParser,
+)
 
 from mmserve.errors import BadRequest
 
@@ -26,6 +33,8 @@ _ASKED_FOR = frozenset(
 )
 _CONTROLS = bytes(code for code in (*range(32), 127) if code not in b"\t\r\n")
 _NO_CALLBACKS = object()
+#: A method that llhttp does not know: to Multi Model Server any token is one (RFC 9110, 9.1).
+_METHOD = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}(?= )")
 
 
 class Head:
@@ -87,9 +96,7 @@ def parse_head(raw: bytes) -> Head:
     try:
         # A parser of its own for each head (0.3 µs), so that no body has to go through llhttp
         # only to keep its state in step.
-        HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
-    except HttpParserUpgrade:
-        pass  # CONNECT and Upgrade are requests like any other: the routes refuse or ignore them
+        _judge(raw)
     except HttpParserError as error:
         raise refused(str(error).rstrip(".")) from None
 
@@ -113,6 +120,18 @@ def parse_head(raw: bytes) -> Head:
             ours[key] = f"{ours[key]}, {value}" if key in ours else value
     _understand(head, ours)
     return head
+
+
+def _judge(raw: bytes) -> None:
+    """Raises HttpParserError where a head is no HTTP."""
+    try:
+        HttpRequestParser(_NO_CALLBACKS).feed_data(raw)
+    except HttpParserUpgrade:
+        pass  # CONNECT and Upgrade are requests like any other: the routes refuse or ignore them
+    except HttpParserInvalidMethodError:
+        if (method := _METHOD.match(raw)) is None or method[0] == b"POST":
+            raise
+        _judge(b"POST" + raw[method.end() :])
 
 
 def _understand(head: Head, ours: dict[str, str]) -> None:

@@ -54,7 +54,7 @@ class Management:
                 asked = _asked(exchange)
                 self._start(exchange, lambda: self._register(asked))
             case _:
-                not_allowed(exchange, "GET, POST")
+                raise MethodNotAllowed
 
     def serve_model(self, exchange: Exchange, name: str) -> None:
         """`/models/{name}`. Raises ServeError."""
@@ -67,7 +67,7 @@ class Management:
             case "DELETE":
                 self._start(exchange, lambda: self._unregister(name))
             case _:
-                not_allowed(exchange, "GET, PUT, DELETE")
+                raise MethodNotAllowed
 
     def _list(self, exchange: Exchange) -> None:
         limit, start = registration.asked_page(exchange.request.query)
@@ -113,11 +113,6 @@ async def _answer(exchange: Exchange, act: Callable[[], Awaitable[Response]]) ->
         _log.exception("management request failed", extra={"target": exchange.request.target})
         reply = problem(error)
     exchange.reply(reply)
-
-
-def not_allowed(exchange: Exchange, allowed: str) -> None:
-    """Replies 405. `allowed` names the methods of the route."""
-    exchange.reply(problem(MethodNotAllowed(), (("allow", allowed),)))
 
 
 def _asked(exchange: Exchange) -> Registration:

@@ -168,7 +168,7 @@ def _redirected(remote: Remote, location: str, rules: Rules, shown_url: str) -> 
         raise DownloadFailed(shown_url, reason=why)
     try:
         target = parse_remote(url)
-    except SourceNotFound:
+    except (SourceNotFound, DownloadFailed):
         raise DownloadFailed(shown_url, reason="it redirects to a malformed url") from None
     same_place = (target.scheme, target.host, target.port) == (
         remote.scheme,

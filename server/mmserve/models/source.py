@@ -13,7 +13,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 import msgspec
 
-from mmserve.errors import BadRequest, SourceNotFound
+from mmserve.errors import BadRequest, DownloadFailed, SourceNotFound
 from mmserve.models.limits import Rules
 
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://")
@@ -73,7 +73,12 @@ def is_allowed(url: str, rules: Rules) -> bool:
 
 
 def parse_remote(url: str) -> Remote:
-    """Cuts an absolute URL. Raises SourceNotFound where it is malformed."""
+    """Cuts an absolute URL.
+
+    Raises:
+        SourceNotFound: it is malformed.
+        DownloadFailed: it is not, but leads to no server: it has no host, or port 0.
+    """
     invalid = SourceNotFound(f"Invalid model url: {shown(url)}")
     if any(character < " " or character == "\x7f" for character in url):
         raise invalid  # urlsplit would drop some of them
@@ -83,11 +88,11 @@ def parse_remote(url: str) -> Remote:
         login = None
         if parts.username is not None:
             login = (unquote(parts.username), unquote(parts.password or ""))
-        host = _ascii_host(host or "")
+        host = _ascii_host(host) if host else ""
     except (ValueError, UnicodeError):
         raise invalid from None
     if not host or port == 0:
-        raise invalid
+        raise DownloadFailed(shown(url))
     try:
         path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
         query = quote(parts.query, safe="/?%:@!$&'()*+,;=~-._")

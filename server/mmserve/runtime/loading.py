@@ -178,8 +178,13 @@ def start_handler(module: ModuleType, function: str, context: Context) -> Entry:
         Exception: whatever the handler raises; also in `initialize`, where MMS ignores it.
     """
     found = getattr(module, function, None)
-    if found is None or isinstance(found, type):
-        return _start_class(found or _only_class(module, function), context)
+    if found is None:
+        return _start_class(_only_class(module, function), context)
+    if isinstance(found, type):
+        raise HandlerProblem(
+            f"{module.__name__}.{function} is a class; name only its module, {module.__name__}, "
+            "to serve with it."
+        )
     if not callable(found):
         raise HandlerProblem(f"{module.__name__}.{function} is no function but {found!r:.80}.")
     entry: Entry = found

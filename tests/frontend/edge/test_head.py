@@ -58,8 +58,14 @@ NOT_HTTP = {
     "space at the end": b"GET / HTTP/1.1 \r\n\r\n",
     "space in the target": b"GET /a b HTTP/1.1\r\n\r\n",
     "control character in the target": b"GET /\x01 HTTP/1.1\r\n\r\n",
-    "unknown method": b"FOO / HTTP/1.1\r\n\r\n",
-    "method in lower case": b"get / HTTP/1.1\r\n\r\n",
+    "method that is no token": b"G\xc3\x8bT / HTTP/1.1\r\n\r\n",
+    "method with a quote": b'"GET" / HTTP/1.1\r\n\r\n',
+    "endless method": b"X" * 65 + b" / HTTP/1.1\r\n\r\n",
+    "invented method and another protocol": b"FETCH / RTSP/1.0\r\n\r\n",
+    "invented method and a bare LF": b"FETCH / HTTP/1.1\r\nA: b\nC: d\r\n\r\n",
+    "invented method and two lengths": b"FETCH / HTTP/1.1\r\nContent-Length: 1\r\n"
+    b"Content-Length: 2\r\n\r\n",
+    "invented method and a space in the target": b"FETCH /a b HTTP/1.1\r\n\r\n",
     "bare UTF-8 in the path": "GET /é HTTP/1.1\r\n\r\n".encode(),
     "bare UTF-8 in the query": "GET /?é HTTP/1.1\r\n\r\n".encode(),
     "relative target": b"GET foo HTTP/1.1\r\n\r\n",
@@ -82,6 +88,12 @@ def test_a_head_is_taken_apart() -> None:
     assert (head.method, head.target, head.path, head.query) == ("POST", "/p", "/p", "")
     assert head.headers == [("Host", "x"), ("X-A", "b c"), ("x-a", ""), ("Content-Length", "7")]
     assert (head.length, head.is_plain, head.is_kept) == (7, True, True)
+
+
+@pytest.mark.parametrize("method", ["get", "FETCH", "Brew", "M-SEARCH", "a!#$%&'*+.^_`|~9"])
+def test_any_token_is_a_method(method: str) -> None:
+    head = parse_head(head_of("Host: x", "Content-Length: 7", line=f"{method} /p?a HTTP/1.1"))
+    assert (head.method, head.path, head.query, head.length) == (method, "/p", "a", 7)
 
 
 def test_a_missing_host_is_tolerated_and_a_missing_length_is_zero() -> None:
