@@ -32,6 +32,7 @@ _TOP = """\
 
     To try it:
       mmserve archive --model-name hello --model-path hello/ --handler service:handle
+      mmserve run hello.mar --input request.json
       mmserve serve --model-store . --models hello=hello.mar
       mmserve invoke hello --json '{"name": "Ada"}'
       mmserve stop
@@ -94,6 +95,22 @@ _INVOKE = """\
     """
 
 
+_RUN = """\
+    Runs one model without a server, to try its handler: in a process of its own, with a worker's
+    context, decoding and errors.
+
+      mmserve run hello/ --input request.json
+      mmserve run resnet.mar --input kitten.jpg --input dog.jpg --batch
+      mmserve run hello/ --input request.json --pdb      the debugger, where the handler raises
+
+    Bodies of answers go to the standard output; time and memory of each call, status, headers,
+    tracebacks and whatever the handler prints to the standard error. A breakpoint() in the
+    handler opens the debugger too. Memory is Private_Dirty: what this process has for itself.
+
+    Exit code 0 when all answers are below 400, 1 else.
+    """
+
+
 def main() -> int:
     return launcher.guarded(lambda: _run(sys.argv[1:]))
 
@@ -137,6 +154,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_models(_command(commands, "models", "models of a running server", _MODELS))
     _add_invoke(_command(commands, "invoke", "send a prediction request", _INVOKE))
+    _add_run(_command(commands, "run", "run one model without a server", _RUN))
     return parser
 
 
@@ -206,6 +224,44 @@ def _add_invoke(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", metavar="TEXT", help="the body, and its type application/json")
     parser.add_argument("--content-type", metavar="TYPE", help="guessed from FILE's name otherwise")
+    _add_headers(parser)
+    _add_connection(parser, "inference")
+    parser.set_defaults(run=_invoke)
+
+
+def _add_run(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="directory or archive")
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        action="append",
+        required=True,
+        help="a request's body, - for the standard input; may be given several times",
+    )
+    parser.add_argument(
+        "--batch", action="store_true", help="send all inputs to the handler together"
+    )
+    parser.add_argument(
+        "--content-type", metavar="TYPE", help="of all inputs; guessed from each name otherwise"
+    )
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        action="append",
+        default=[],
+        help="where an answer's body goes, instead of the standard output; once for each input",
+    )
+    parser.add_argument("--handler", metavar="MODULE:FUNCTION", help="instead of the manifest's")
+    parser.add_argument("--name", metavar="NAME", help="of the model; the manifest's by default")
+    parser.add_argument("--gpu", metavar="N", type=int, help="gpu_id of the context; none else")
+    parser.add_argument(
+        "--pdb", action="store_true", help="open the debugger where the handler raises"
+    )
+    _add_headers(parser)
+    parser.set_defaults(run=_run_model)
+
+
+def _add_headers(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--header",
         metavar="NAME: VALUE",
@@ -214,8 +270,6 @@ def _add_invoke(parser: argparse.ArgumentParser) -> None:
         type=_header,
         help="one more header",
     )
-    _add_connection(parser, "inference")
-    parser.set_defaults(run=_invoke)
 
 
 def _header(text: str) -> tuple[str, str]:
@@ -394,6 +448,12 @@ def _invoke(flags: argparse.Namespace) -> int:
     if (content_type := _content_type(flags)) is not None:
         headers["Content-Type"] = content_type
     return _talk(flags, lambda client: _write(client.invoke(flags.name, body, headers)))
+
+
+def _run_model(flags: argparse.Namespace) -> int:
+    from mmserve.cli import run
+
+    return run.run(flags)
 
 
 def _body(flags: argparse.Namespace) -> bytes | None:

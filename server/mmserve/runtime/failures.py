@@ -43,10 +43,16 @@ class BadReply(Exception):
 
 
 class LoadProblem(Exception):
-    """The model cannot be loaded; `message` tells the front."""
+    """The model cannot be loaded.
+
+    Attributes:
+        error: why, for a debugger.
+        message: tells the front.
+    """
 
     def __init__(self, error: BaseException) -> None:
         super().__init__(cause_of(error))
+        self.error = error
         self.message = LoadFailed(
             sendable(cause_of(error)), is_out_of_memory(error), sendable(trace_of(error))
         )
