@@ -47,7 +47,7 @@ def test_front_and_zygote_killed_together_leave_nothing(
         with pytest.raises(OSError):
             reply.result()
     assert server.exit_code() == -signal.SIGKILL
-    server.leaves_nothing()
+    server.leaves_nothing(limit_s=1)
 
 
 def test_a_killed_front_leaves_nothing(start_server: StartServer) -> None:
@@ -55,7 +55,7 @@ def test_a_killed_front_leaves_nothing(start_server: StartServer) -> None:
     server.load(server.add("m", PID), initial_workers=2)
     os.kill(server.pid, signal.SIGKILL)
     assert server.exit_code() != 0
-    server.leaves_nothing()
+    server.leaves_nothing(limit_s=1)
 
 
 def test_work_goes_on_when_the_zygote_is_killed(start_server: StartServer) -> None:
@@ -112,6 +112,11 @@ def test_what_a_handler_starts_ends_with_its_worker(start_server: StartServer, h
     )
     server = start_server()
     server.load(server.add("m", source))
+    child = int(server.predict("m").text)
+    assert is_alive(child)
+    (pid,) = server.workers("m")
+    os.kill(pid, signal.SIGKILL)
+    eventually(lambda: not is_alive(child), what="the child of the killed worker is gone")
     child = int(server.predict("m").text)
     assert is_alive(child)
     assert server.unregister("m").status == 200

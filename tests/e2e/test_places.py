@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.e2e.conftest import StartServer
-from tests.e2e.server import ECHO, PID, handler
+from tests.e2e.server import ECHO, PID, eventually, handler
 
 
 def can_mount() -> bool:
@@ -119,3 +119,10 @@ def test_output_of_every_kind_neither_blocks_nor_breaks_anything(
     server.load(server.add("m", source))
     for _ in range(3):
         assert server.predict("m").text == "ok"
+    log = server.logs / "model_log.log"
+    eventually(lambda: "[cut after" in log.read_text(), what="the endless line is shown, cut")
+    eventually(lambda: "of output dropped" in log.read_text(), what="the rest is told of")
+    lines = log.read_text().splitlines()
+    assert any(" W-m-1-stdout " in line and line.endswith(" - x") for line in lines)
+    assert any(" W-m-1-stderr " in line and "[cut after" in line for line in lines)
+    assert max(map(len, lines)) < 20_000 and len(lines) < 100_000

@@ -150,6 +150,28 @@ def test_an_error_of_a_batch_reaches_all_of_it_and_the_worker_stays(
         assert {int(each.result().text) for each in replies} == set(pids)
 
 
+def test_others_are_answered_while_a_worker_encodes_its_result(
+    start_server: StartServer, home: Path
+) -> None:
+    setup = f"""
+class Slow(dict):
+    def items(self):
+        open({str(home / "encodes")!r}, "w").close()
+        while not os.path.exists({str(home / "release")!r}): time.sleep(0.01)
+        return [("pid", os.getpid())]
+"""
+    server = start_server()
+    server.load(server.add("m", handler("return [Slow(a=1)]", setup=setup)))
+    (pid,) = server.workers("m")
+    server.load(server.add("other", handler()))
+    with together() as run:
+        slow = run(server.predict, "m")
+        eventually((home / "encodes").exists, what="the result is being encoded")
+        assert server.predict("other").text == "ok"
+        (home / "release").touch()
+        assert slow.result().json() == {"pid": pid}
+
+
 def test_a_large_json_result_is_encoded_in_the_worker(start_server: StartServer) -> None:
     server = start_server(max_response_size=100_000_000)
     server.load(server.add("m", handler("return [[i / 7 for i in range(300_000)]]")))

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from tests.e2e.conftest import StartServer
-from tests.e2e.server import PID, Server, eventually, handler, together
+from tests.e2e.server import PID, Server, eventually, handler, is_alive, together
 
 
 def waits_for(path: Path) -> str:
@@ -101,7 +101,8 @@ def test_restarts_that_fail_are_given_up_where_the_settings_say_so(
         what="the model is given up",
     )
     assert "broken for good" in described["cause"]
-    assert server.predict("m").status == 503
+    reply = server.predict("m")  # at once: a request that waited would take 20 s and say so
+    assert reply.status == 503 and "broken for good" in reply.message
 
 
 def crowd_around_a_kill(server: Server, home: Path) -> None:
@@ -146,6 +147,16 @@ def test_a_worker_is_replaced_after_so_many_requests_and_none_fails(
         assert len(seen) < 200, seen
 
 
+def test_a_crowd_loses_nothing_while_its_workers_are_replaced(start_server: StartServer) -> None:
+    server = start_server(worker_max_requests=7)
+    server.load(server.add("m", PID), initial_workers=2)
+    with together(8) as run:
+        replies = [run(server.predict, "m") for _ in range(200)]
+        found = [each.result() for each in replies]
+    assert {reply.status for reply in found} == {200}
+    assert len({reply.text for reply in found}) > 4
+
+
 def test_a_worker_that_grows_is_replaced_and_none_fails(start_server: StartServer) -> None:
     source = handler(
         "kept.append(bytearray(30_000_000)); return [str(os.getpid())]", setup="kept = []"
@@ -177,11 +188,56 @@ def test_a_preloaded_model_is_loaded_once_for_all_its_workers(
     assert server.predict("m").text.endswith(" 4")
 
 
-def test_sys_exit_in_a_handler_is_no_clean_stop(start_server: StartServer) -> None:
+def test_however_a_handler_ends_its_process_it_costs_one_request(
+    start_server: StartServer,
+) -> None:
     server = start_server()
-    server.load(server.add("m", handler("sys.exit(0) if b == b'exit' else None; return ['ok']")))
-    assert server.predict("m", "exit").status == 500
-    assert server.predict("m").text == "ok"
+    source = handler("exec(bytes(b)); return ['ok']", setup="import ctypes")
+    server.load(server.add("m", source))
+    for deed in (
+        "sys.exit(0)",
+        "os._exit(0)",
+        "os.abort()",
+        "ctypes.string_at(0)",
+        "raise KeyboardInterrupt",
+        "os.kill(os.getpid(), 15)",
+    ):
+        reply = server.predict("m", deed)
+        assert reply.status == 500 and reply.message.startswith("Worker died."), deed
+        assert server.predict("m", "pass").text == "ok", deed
+
+
+def test_a_model_that_is_scaled_to_nothing_ends_its_workers_and_comes_back(
+    start_server: StartServer,
+) -> None:
+    server = start_server()
+    server.load(server.add("m", PID))
+    for most in (1, 0):
+        (pid,) = server.workers("m")
+        reply = server.scale("m", min_worker=0, max_worker=most, synchronous=True)
+        assert reply.status == 200
+        assert not is_alive(pid)
+        assert server.describe("m")["workers"] == []
+        refused = server.predict("m")
+        assert refused.status == 503
+        assert refused.message.startswith("No worker is available to serve request for model: m.")
+        assert server.scale("m", min_worker=1, synchronous=True).status == 200
+        assert server.predict("m").text != str(pid)
+    assert server.scale("m", min_worker=1, max_worker=0).status == 400
+
+
+def test_a_model_that_finds_no_room_is_507_and_costs_no_other(start_server: StartServer) -> None:
+    server = start_server(max_worker_processes=1)
+    archive = server.add("m", PID)
+    server.load(archive, model_name="first")
+    (pid,) = server.workers("first")
+    for _ in range(2):  # the name is free again
+        reply = server.register(archive, model_name="second", initial_workers=1, synchronous=True)
+        assert reply.status == 507
+        assert server.names() == ["first"]
+    assert server.predict("first").text == str(pid)
+    assert server.unregister("first").status == 200
+    server.load(archive, model_name="second")  # who unloads has room
 
 
 def test_workers_belong_to_one_model(start_server: StartServer) -> None:

@@ -564,6 +564,32 @@ def test_what_lies_in_a_worker_in_advance_counts_as_waiting(tmp_path: Path) -> N
     in_hall(tmp_path, test, job_queue_size=5)
 
 
+@pytest.mark.parametrize(
+    ("policy", "delay_ms", "sizes"),
+    [
+        ("auto", None, "122"),  # nobody asked for a wait: a free worker takes what is there
+        ("auto", 600_000, "333"),
+        ("immediate", 600_000, "122"),
+        ("fill", None, "333"),  # within Multi Model Server's 100 ms
+        ("fill", 0, "122"),
+    ],
+)
+def test_a_batch_is_waited_for_where_the_registration_or_the_settings_want_it(
+    tmp_path: Path, policy: str, delay_ms: int | None, sizes: str
+) -> None:
+    async def test(hall: Hall) -> None:
+        hall.write("m")
+        (tmp_path / "m" / "service.py").write_text(
+            "def handle(data, context):\n"
+            "    return None if data is None else [str(len(data))] * len(data)\n"
+        )
+        await hall.register("m", batch_size=3, max_batch_delay_ms=delay_ms)
+        answers = [await one for one in [hall.ask("m") for _ in range(3)]]
+        assert "".join(bytes(one.body).decode() for one in answers) == sizes  # type: ignore[union-attr]
+
+    in_hall(tmp_path, test, batch_policy=policy)
+
+
 def test_devices_go_in_turn_and_stay_with_their_worker(tmp_path: Path) -> None:
     async def test(hall: Hall) -> None:
         hall.write("m", "return str(os.getpid())", load="print('gpu', context.system_properties)")
