@@ -38,10 +38,12 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import sys
+import types
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 import torchvision  # type: ignore[import-untyped,unused-ignore]  # typed in some releases only
@@ -700,3 +702,47 @@ def handle(data: Sequence[Item] | None, context: Context) -> list[bytes] | None:
     if _service is None:
         _service = Service(context)
     return None if data is None else _service.handle(data, context)
+
+
+# ------------------------------------------------------------------------------- beforehand
+
+
+def check(folder: Path, weights: Path | None = None) -> dict[str, Any]:
+    """Loads what an archive will hold, as a worker does, and tells what it is.
+
+    Args:
+        folder: the files.
+        weights: where the state dict of a network of torchvision is written, laid out as the CPU
+            likes it (channels_last, float32): workers then map it, and none converts a copy.
+
+    Raises:
+        ValueError, FileNotFoundError: it cannot be served.
+    """
+    properties = {"model_dir": str(folder), "gpu_id": None}
+    service = Service(cast(Context, types.SimpleNamespace(system_properties=properties)))
+    network = service.network
+    features = service.features([torch.zeros(service.prepare.shape)])
+    scores = features if network.head is None else network.head(features)
+    if not torch.isfinite(scores).all():
+        raise ValueError("the network answers a grey image with NaN or infinity: they are broken")
+    if weights is not None and isinstance(network.body, ResNet):
+        body = network.body.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]
+        if isinstance(network.head, torch.nn.Linear):
+            body.fc = network.head
+        torch.save(body.state_dict(), weights)
+    labels = 0 if network.head is None else len(service.labels)
+    return {"architecture": network.name, "labels": labels, "images": service.prepare.shape}
+
+
+def main(words: Sequence[str]) -> int:
+    """`python -m mmserve_handlers.resnet FOLDER [WEIGHTS]`: `check`, as JSON; 1 where it fails."""
+    try:
+        print(json.dumps(check(*map(Path, words))))
+    except (ValueError, FileNotFoundError) as why:
+        print(str(why).replace("\n", " "), file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -321,6 +321,10 @@ def _stop(flags: argparse.Namespace) -> int:
 
 
 def _archive(argv: list[str]) -> int:
+    if argv[:1] == ["resnet"]:
+        from mmserve.cli import archive_resnet
+
+        return archive_resnet.main(argv[1:], on_written=print)
     from mmserve.cli import archiver
 
     sys.argv = ["mmserve archive", *argv]
