@@ -158,6 +158,15 @@ def raise_open_files(most: int = 65_536) -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
+def open_standard_streams() -> None:
+    """Opens /dev/null where descriptor 0, 1 or 2 is closed: the next file would be taken for it."""
+    for fd in (0, 1, 2):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it is the lowest free one
+
+
 # Descriptors over a socket
 
 

@@ -61,6 +61,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Serves; the exit status is 0 after a stop that was asked for."""
     try:
         arguments = parse_arguments(sys.argv[1:] if argv is None else argv)
+        platform.open_standard_streams()
         platform.raise_open_files()
         if arguments.ready_fd is not None:
             os.set_inheritable(arguments.ready_fd, False)  # no child may keep a launcher waiting

@@ -53,6 +53,23 @@ def test_a_worker_that_dies_with_its_load_just_done_tells_how_it_died(
     run(test())
 
 
+def test_a_worker_whose_wire_cannot_be_watched_is_ended_all_the_same() -> None:
+    async def test() -> None:
+        async with Zygote((), os.environ).running() as zygote:
+            process = Process(0, asyncio.get_running_loop().create_future())
+            worker = Worker(zygote, "m", 1, "9000-x", None)
+            ours, theirs = socket.socketpair()
+            ours.close()
+            theirs.close()
+            with pytest.raises((OSError, ValueError)):
+                await worker.attach(process, ours)
+            process.exited.set_result(Exit(-signal.SIGKILL))
+            async with asyncio.timeout(5):
+                await worker.stop(grace_s=0)
+
+    run(test())
+
+
 def test_a_worker_that_dies_before_it_reads_is_paced_and_given_up(write: Write) -> None:
     """What it was sent is given back each time: nothing else would end the restarts."""
     setup = """
@@ -98,6 +115,21 @@ def test_a_successor_that_does_not_load_is_not_tried_again_at_once(
             assert (directory / "loads").read_text() == "xx"
 
     run(test())
+
+
+def test_a_server_started_without_standard_streams_mixes_nothing_up(tmp_path: Path) -> None:
+    """Some supervisors close them: the next files would be 0, 1 and 2, and prints go into them."""
+    code = (
+        "import os, sys\n"
+        "from mmserve import platform\n"
+        "platform.open_standard_streams()\n"
+        f"fd = os.open({str(tmp_path / 'log')!r}, os.O_CREAT | os.O_RDWR)\n"
+        "assert fd > 2\n"
+        "os.system('echo lost')\n"
+        "sys.exit(os.fstat(fd).st_size)\n"
+    )
+    closed = subprocess.run(["sh", "-c", 'exec "$0" -c "$1" <&- >&- 2>&-', sys.executable, code])
+    assert closed.returncode == 0
 
 
 def test_a_process_that_is_armed_after_its_owners_end_does_not_live(tmp_path: Path) -> None:

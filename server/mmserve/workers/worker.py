@@ -97,10 +97,12 @@ class Worker:
     async def attach(self, process: Process, wire: socket.socket) -> None:
         """The process is there; its end of `wire` is with it."""
         self.process = process
-        wire.setblocking(False)
-        _, self._wire = await self.loop.create_unix_connection(lambda: _Wire(self), sock=wire)
-        self.life.move(Event.CONNECTED)
-        process.exited.add_done_callback(self._process_exited)
+        try:
+            wire.setblocking(False)
+            _, self._wire = await self.loop.create_unix_connection(lambda: _Wire(self), sock=wire)
+            self.life.move(Event.CONNECTED)
+        finally:  # without a wire, too, somebody waits for its end
+            process.exited.add_done_callback(self._process_exited)
 
     async def load(self, order: Load, timeout_s: float | None) -> Loaded:
         """Has the process load its model.
