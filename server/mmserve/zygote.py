@@ -27,7 +27,7 @@ from typing import NoReturn
 
 from mmserve import platform
 from mmserve.runtime import worker as runtime
-from mmserve.runtime.process import leave
+from mmserve.runtime.process import leave, take_own_threads
 from mmserve.wire.channel import Channel
 from mmserve.wire.control import (
     BlockingLink,
@@ -231,6 +231,7 @@ def serve_as_template(wire_fd: int, link: BlockingLink, liveness_fd: int) -> Non
     while True:
         ready = [fd for fd, _ in poll.poll()]
         if channel.socket.fileno() in ready:
+            take_own_threads()
             runtime.serve_batches(channel, model)
             leave(0)
         messages = link.receive()

@@ -658,3 +658,29 @@ def test_a_load_that_keeps_failing_is_traced_once(write: Write) -> None:
             assert any("raise ValueError" in line for line in house.lines)
 
     run(test())
+
+
+def test_a_fork_has_as_many_threads_as_a_fresh_interpreter_would(write: Write) -> None:
+    pytest.importorskip("torch")
+
+    async def test() -> None:
+        async with open_house("torch") as house:
+            await house.zygote.library.settled.wait()
+            directory = write(
+                "return str(torch.get_num_threads())",
+                load="torch.zeros(1) + 1",
+                setup="import torch",
+            )
+            for preload, start in ((False, "fork"), (True, "template")):
+                for wanted in ("3", "2,1", ""):
+                    environ = dict(os.environ) | {"OMP_NUM_THREADS": wanted}
+                    if not wanted:
+                        del environ["OMP_NUM_THREADS"]
+                    model = house.model(directory, preload=preload, environ=environ)
+                    (slot,) = await model.start()
+                    assert slot.worker is not None
+                    assert slot.worker.start == start
+                    assert await model.answer() == (wanted or "1")[0]
+                    await model.close()
+
+    run(test())

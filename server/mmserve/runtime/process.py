@@ -77,6 +77,20 @@ def _own_random_numbers() -> None:
             random.seed()
 
 
+def take_own_threads() -> None:
+    """As many threads for PyTorch's operators as the model's environment wants.
+
+    OpenMP has read `OMP_NUM_THREADS` when the process that we are a fork of imported PyTorch, for
+    which it is 1. Not to be done before a load that is to be forked: it may start threads.
+    """
+    torch = sys.modules.get("torch")
+    wanted = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    if torch is not None and wanted.isdecimal() and int(wanted) > 0:
+        with contextlib.suppress(Exception):
+            if torch.get_num_threads() != int(wanted):
+                torch.set_num_threads(int(wanted))
+
+
 def say(text: str) -> None:
     """A line for the log; it never raises, whatever the handler did to the streams."""
     with contextlib.suppress(Exception):

@@ -10,7 +10,7 @@ from typing import NoReturn
 from mmserve.runtime.batch import Predictor
 from mmserve.runtime.failures import LoadProblem, trace_of
 from mmserve.runtime.loading import LoadedModel, load_model
-from mmserve.runtime.process import leave, prepare, say
+from mmserve.runtime.process import leave, prepare, say, take_own_threads
 from mmserve.wire.channel import Channel
 from mmserve.wire.messages import Hello, Load
 
@@ -51,6 +51,7 @@ def run_loaded(channel_fd: int, model: LoadedModel) -> NoReturn:
         received = channel.recv()
         if received is not None:
             model.take(_order(received[0]))
+            take_own_threads()
             channel.send(model.loaded())
             serve_batches(channel, model)
     except BaseException as error:
@@ -66,6 +67,8 @@ def introduce(channel: Channel, *, start: str) -> LoadedModel | None:
         is gone.
     """
     prepare(is_fork=start != "fresh")
+    if start == "fork":
+        take_own_threads()
     channel.send(Hello(os.getpid(), start))
     received = channel.recv()
     if received is None:
