@@ -684,3 +684,21 @@ def test_a_fork_has_as_many_threads_as_a_fresh_interpreter_would(write: Write) -
                     await model.close()
 
     run(test())
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_no_two_workers_draw_the_same_random_numbers(write: Write, preload: bool) -> None:
+    pytest.importorskip("numpy")
+
+    async def test() -> None:
+        async with open_house("numpy.random") as house:
+            await house.zygote.library.settled.wait()
+            draw = "time.sleep(0.3); return f'{os.getpid()} {numpy.random.random()}'"
+            directory = write(draw, setup="import numpy.random")
+            model = house.model(directory, preload=preload)
+            await model.start(3)
+            drawn = [await one for one in [model.ask() for _ in range(3)]]
+            told = [bytes(one.body).decode().split() for one in drawn]  # type: ignore[union-attr]
+            assert len({pid for pid, _ in told}) == len({number for _, number in told}) == 3
+
+    run(test())

@@ -37,7 +37,7 @@ def prepare(*, is_fork: bool) -> None:
         sys.path.append(COMPAT_DIR)  # last, so that an installed `mms` comes first
     if is_fork:
         _reset_signals()
-        _own_random_numbers()
+        take_own_random_numbers()
 
 
 def _open_text_streams() -> None:
@@ -69,7 +69,7 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, ())
 
 
-def _own_random_numbers() -> None:
+def take_own_random_numbers() -> None:
     """Python's generator is seeded anew after a fork, numpy's is not: all forks would agree."""
     random = sys.modules.get("numpy.random")
     if random is not None:

@@ -10,7 +10,13 @@ from typing import NoReturn
 from mmserve.runtime.batch import Predictor
 from mmserve.runtime.failures import LoadProblem, trace_of
 from mmserve.runtime.loading import LoadedModel, load_model
-from mmserve.runtime.process import leave, prepare, say, take_own_threads
+from mmserve.runtime.process import (
+    leave,
+    prepare,
+    say,
+    take_own_random_numbers,
+    take_own_threads,
+)
 from mmserve.wire.channel import Channel
 from mmserve.wire.messages import Hello, Load
 
@@ -52,6 +58,7 @@ def run_loaded(channel_fd: int, model: LoadedModel) -> NoReturn:
         if received is not None:
             model.take(_order(received[0]))
             take_own_threads()
+            take_own_random_numbers()
             channel.send(model.loaded())
             serve_batches(channel, model)
     except BaseException as error:
