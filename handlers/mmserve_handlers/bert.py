@@ -1,216 +1,458 @@
-"""Sentence embeddings from a BERT: `mmserve_handlers.bert:handle`.
+"""A BERT of a folder of Hugging Face weights, without code: `mmserve_handlers.bert:handle`.
 
-An archive holds what `save_pretrained` writes: `config.json`, `model.safetensors` and the
-tokenizer's files. Weights are mapped from the file, so workers of one model share their pages.
-What classifies, answers or labels (`BertForSequenceClassification`) is refused: it needs a handler
-of its own.
+The folder holds what `save_pretrained` writes: `config.json`, weights (`weights.py` says in which
+files) and the tokenizer's files. What the model is asked comes from `task` in `model.json`, or else
+from `architectures` in `config.json`:
 
-Requests, as JSON:
+    embeddings             BertModel, and what sentence-transformers saved
+    question-answering     BertForQuestionAnswering
+    text-classification    BertForSequenceClassification
+    token-classification   BertForTokenClassification
+    fill-mask              BertForMaskedLM, BertForPreTraining
 
-    "a sentence"                                          embeds it
-    ["a sentence", "another"]                             embeds both
-    {"sentences": ["a sentence", "another"]}              the same
-    {"sentences": [...], "task": "similarity"}            how alike each is to each, -1 to 1
-    {"pairs": [["a sentence", "another"], ...]}           how alike the two of each pair are
-
-Any other text is one sentence.
+`tasks/` says what each takes and answers, `options.py` what else may stand in `model.json`.
+Weights are mapped from their file, so that workers of one model share its pages.
 """
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Sequence
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+# The tokenizer's threads would keep the process from being forked, and take other workers' cores.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+
 import torch
-from transformers import AutoModel, AutoTokenizer
+from transformers import AutoTokenizer, BertConfig
+from transformers.models.bert import modeling_bert
 from transformers.utils import logging as transformers_logging
 
-from mmserve_handlers.contract import BadInput, Context, Item, answer, parse_json, payload
+from mmserve_handlers import encoder, options, weights
+from mmserve_handlers.contract import BadOutput, Context, Item, Refused
+from mmserve_handlers.replies import refuse, reply
+from mmserve_handlers.tasks.answering import Answering
+from mmserve_handlers.tasks.embeddings import POOLINGS, Embeddings
+from mmserve_handlers.tasks.filling import Filling
+from mmserve_handlers.tasks.sequences import Sequences
+from mmserve_handlers.tasks.task import Loaded, Task, Work
+from mmserve_handlers.tasks.tokens import TokenLabels
 
-#: Sentences of one request at most. The time of a request grows with it, and others wait.
-MAX_SENTENCES = 512
-#: Sentences of one forward pass; sorted by length first, so that little of it is padding.
-CHUNK = 32
-#: Digits after the point in answers: float32 holds seven, and the tests of similarity want five.
-DIGITS = 6
-#: Heads that are there for training alone: sentences are embedded without them, by all who do.
-TRAINING_HEADS = ("ForMaskedLM", "ForPreTraining")
-
-
-class Asked(NamedTuple):
-    """What one request wants: its sentences, and "embed", "similarity" or "pairs"."""
-
-    sentences: list[str]
-    task: str
+log = logging.getLogger(__name__)
+_CONFIG = "config.json"
 
 
-def read(item: Item, content_type: object = None) -> Asked:
-    """One request, checked.
+class _Served(NamedTuple):
+    """How a task is built.
 
-    Raises:
-        BadInput: names the field that is wrong.
+    Attributes:
+        architecture: of transformers.
+        arguments: of its constructor, beside the configuration.
+        head: a tensor that only weights for this task have; "" where there is none.
+        has_labels: the head's rows are classes.
     """
-    value = payload(item, content_type)
-    if isinstance(value, bytes | bytearray | memoryview):
-        raw = bytes(value)
-        try:
-            value = raw.decode()
-        except UnicodeDecodeError:
-            raise BadInput("body", "is neither JSON nor text in UTF-8") from None
-    if isinstance(value, str):
-        # Unlabelled or text: JSON where it looks like it, else a sentence as it stands.
-        value = parse_json(value) if value.lstrip()[:1] in ("{", "[", '"') else value
-    if not isinstance(value, dict):
-        return Asked(_sentences(value, "body"), "embed")
-    if "pairs" in value:
-        return Asked(_pairs(value["pairs"]), "pairs")
-    if "sentences" not in value:
-        raise BadInput("sentences", "is missing; send a list of texts")
-    task = value.get("task", "embed")
-    if task not in ("embed", "similarity"):
-        raise BadInput("task", 'is neither "embed" nor "similarity"')
-    return Asked(_sentences(value["sentences"], "sentences"), task)
+
+    make: Callable[[Loaded], Task]
+    architecture: str
+    arguments: Mapping[str, Any]
+    head: str
+    has_labels: bool = False
 
 
-def _sentences(value: Any, field: str) -> list[str]:
-    texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not texts:
-        raise BadInput(field, "must be a text or a list of texts")
-    if len(texts) > MAX_SENTENCES:
-        raise BadInput(field, f"has {len(texts)} texts; at most {MAX_SENTENCES} are taken")
-    for index, text in enumerate(texts):
-        if not isinstance(text, str) or not text.strip():
-            raise BadInput(f"{field}[{index}]", "must be a text that is not empty")
-        try:
-            text.encode()
-        except UnicodeEncodeError:
-            raise BadInput(f"{field}[{index}]", "has half of a surrogate pair") from None
-    return texts
-
-
-def _pairs(value: Any) -> list[str]:
-    if not isinstance(value, list) or not value:
-        raise BadInput("pairs", "must be a list of pairs of texts")
-    if 2 * len(value) > MAX_SENTENCES:
-        raise BadInput("pairs", f"has {len(value)} pairs; at most {MAX_SENTENCES // 2} are taken")
-    for index, pair in enumerate(value):
-        if not isinstance(pair, list) or len(pair) != 2:
-            raise BadInput(f"pairs[{index}]", "must be a list of two texts")
-        _sentences(pair, f"pairs[{index}]")
-    return [text for pair in value for text in pair]
-
-
-def pool(hidden: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Mean of the token vectors, padding left out, scaled to length 1.
-
-    Args:
-        hidden: float, (batch, tokens, width).
-        mask: int, (batch, tokens); 1 for a token, 0 for padding, at least one 1 in each row.
-
-    Returns:
-        float, (batch, width); rows have length 1.
-
-    Source: Reimers and Gurevych, Sentence-BERT, 2019, section 3 (MEAN strategy).
-    """
-    weights = mask.unsqueeze(-1).to(hidden.dtype)
-    mean = (hidden * weights).sum(dim=1) / weights.sum(dim=1)
-    return torch.nn.functional.normalize(mean, dim=1)
+_SERVED: Mapping[str, _Served] = {
+    options.EMBEDDINGS: _Served(Embeddings, "BertModel", {"add_pooling_layer": False}, ""),
+    options.ANSWERING: _Served(Answering, "BertForQuestionAnswering", {}, "qa_outputs.weight"),
+    options.SEQUENCES: _Served(
+        Sequences, "BertForSequenceClassification", {}, "classifier.weight", True
+    ),
+    options.TOKENS: _Served(
+        TokenLabels, "BertForTokenClassification", {}, "classifier.weight", True
+    ),
+    options.FILLING: _Served(
+        Filling, "BertForMaskedLM", {}, "cls.predictions.transform.dense.weight"
+    ),
+}
+_TASK_OF = {served.architecture: task for task, served in _SERVED.items()} | {
+    "BertForPreTraining": options.FILLING
+}
 
 
 class Service:
     """One loaded model."""
 
     def __init__(self, context: Context) -> None:
-        """Loads tokenizer and weights from the model's directory; asks nothing of a network."""
+        """Loads tokenizer and weights from the model's directory; asks nothing of a network.
+
+        Raises:
+            ValueError: something in the folder will not do; says what, and what to do.
+        """
         folder = Path(context.system_properties["model_dir"])
-        check_has_no_head(folder)
-        gpu_id = context.system_properties.get("gpu_id")
-        has_gpu = gpu_id is not None and torch.cuda.is_available()
-        self.device = torch.device(f"cuda:{gpu_id}" if has_gpu else "cpu")
         # Its lines would fill the worker's log. The library leaves this function untyped.
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call,unused-ignore]
-        self.tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-        model = AutoModel.from_pretrained(folder, local_files_only=True)
-        self.model = model.eval().to(self.device)
-        self.max_tokens = _max_tokens(folder, int(model.config.max_position_embeddings))
+        self.options = options.read(folder, getattr(context, "manifest", None))
+        said = config_of(folder)
+        self.name = task_of(self.options.task, said, folder)
+        served = _SERVED[self.name]
+        self.device = device(self.options.device, context.system_properties.get("gpu_id"))
+        state = named_for(served, weights.load_state(folder), said)
+        labels = labels_of(served, said, self.options.labels, state)
+        model = _model(served, said, labels, state)
+        tokenizer = _tokenizer(folder)
+        _check_vocabulary(tokenizer, model.config)
+        self.pad_id = int(tokenizer.pad_token_id or 0)
+        loaded = Loaded(
+            model=model.to(self.device),
+            tokens=encoder.Tokens(tokenizer),
+            options=self.options,
+            labels=labels,
+            max_length=_max_length(self.name, folder, self.options, tokenizer, model.config),
+            problem=said.get("problem_type"),
+            pooling=pooling_of(folder) if self.name == options.EMBEDDINGS else "mean",
+        )
+        self.task = served.make(loaded)
+        self._warm_up()
+
+    def _warm_up(self) -> None:
+        """What the first pass sets up is there when the first request comes."""
+        for _ in range(self.options.warmup):
+            work = self.task.read(self.task.sample(), None)
+            self._outputs(work.rows)
+
+    def _outputs(self, rows: Sequence[encoder.Row]) -> list[Any]:
+        return encoder.run(rows, self.task.forward, pad_id=self.pad_id, device=self.device)
 
     def handle(self, data: Sequence[Item], context: Context) -> list[bytes]:
-        """Answers a batch; all its sentences go through the model together."""
-        asked: list[Asked | BadInput] = []
+        """Answers a batch; the rows of all its requests go through the model together."""
+        works: list[Work | Refused] = []
+        rows: list[encoder.Row] = []
         for index, item in enumerate(data):
             try:
-                asked.append(read(item, context.get_request_header(index, "content-type")))
-            except BadInput as mistake:
-                asked.append(mistake)
-        every = [text for one in asked if isinstance(one, Asked) for text in one.sentences]
-        vectors = self.embed(every) if every else torch.empty(0)
-        outcomes: list[dict[str, Any] | BadInput] = []
-        start = 0
-        for one in asked:
-            if isinstance(one, BadInput):
-                outcomes.append(one)
+                work = self.task.read(item, context.get_request_header(index, "content-type"))
+            except Refused as mistake:
+                works.append(mistake)
+            else:
+                works.append(work)
+                rows += work.rows
+        outputs = self._outputs(rows) if rows else []
+        bodies, at = [], 0
+        for index, outcome in enumerate(works):
+            if isinstance(outcome, Refused):
+                bodies.append(refuse(context, index, outcome))
                 continue
-            outcomes.append(_result(one.task, vectors[start : start + len(one.sentences)]))
-            start += len(one.sentences)
-        return answer(context, outcomes)
+            own = outputs[at : at + len(outcome.rows)]
+            at += len(outcome.rows)
+            bodies.append(self._body(context, index, outcome, own))
+        return bodies
 
-    @torch.inference_mode()
-    def embed(self, sentences: Sequence[str]) -> torch.Tensor:
-        """float32, (sentences, width), on the CPU, rows of length 1, in the order given."""
-        tokens = self.tokenizer(list(sentences), truncation=True, max_length=self.max_tokens)
-        lengths = [len(ids) for ids in tokens["input_ids"]]
-        order = sorted(range(len(sentences)), key=lengths.__getitem__)
-        rows: list[torch.Tensor] = [torch.empty(0)] * len(sentences)
-        for start in range(0, len(order), CHUNK):
-            chosen = order[start : start + CHUNK]
-            part = {name: [column[i] for i in chosen] for name, column in tokens.items()}
-            padded = self.tokenizer.pad(part, return_tensors="pt").to(self.device)
-            hidden = self.model(**padded).last_hidden_state
-            vectors = pool(hidden, padded["attention_mask"]).float().cpu()
-            for index, vector in zip(chosen, vectors, strict=True):
-                rows[index] = vector
-        return torch.stack(rows)
+    def _body(self, context: Context, index: int, work: Work, outputs: Sequence[Any]) -> bytes:
+        try:
+            answer = self.task.answer(work, outputs)
+        except BadOutput as problem:
+            log.error("%s", problem)
+            return refuse(context, index, problem)
+        return reply(context, index, answer.said, answer.array)
 
 
-def check_has_no_head(folder: Path) -> None:
-    """Raises ValueError where the checkpoint has a head, which would be left out without a word."""
-    try:
-        said = json.loads((folder / "config.json").read_text())
-        names = [str(name) for name in said.get("architectures") or ()]
-    except (OSError, ValueError, AttributeError, TypeError):
-        return  # the library has its own words for that
-    for name in names:
-        if re.search(r"For[A-Z]", name) and not name.endswith(TRAINING_HEADS):
+# ------------------------------------------------------------------------------- what the files say
+
+
+def config_of(folder: Path) -> dict[str, Any]:
+    """`config.json`. Raises ValueError where it is missing, damaged or of no BERT."""
+    said = options.json_file(folder / _CONFIG)
+    if said is None:
+        raise ValueError(
+            f"the archive has no {_CONFIG}; model.save_pretrained(folder) writes it beside the "
+            "weights"
+        )
+    if not isinstance(said, dict):
+        raise ValueError(f"{_CONFIG} must hold an object, as save_pretrained writes it")
+    kind = said.get("model_type", "bert")
+    if kind != "bert":
+        raise ValueError(
+            f'{_CONFIG} says "model_type": {json.dumps(kind)}, and mmserve_handlers.bert serves '
+            "bert only. Write a handler that loads it with transformers"
+        )
+    return said
+
+
+def task_of(chosen: str | None, config: Mapping[str, Any], folder: Path) -> str:
+    """What the model is asked.
+
+    Args:
+        chosen: the task of the options.
+        config: `config.json`.
+        folder: what sentence-transformers saved has `modules.json` in it.
+
+    Raises:
+        ValueError: the architecture is none that is served.
+    """
+    if chosen is not None:
+        return chosen
+    if (folder / "modules.json").is_file():
+        return options.EMBEDDINGS
+    architectures = config.get("architectures") or ["BertModel"]
+    if not isinstance(architectures, list):
+        raise ValueError(f"{_CONFIG}: architectures must be a list")
+    for name in architectures:
+        if name in _TASK_OF:
+            return _TASK_OF[name]
+    raise ValueError(
+        f"{_CONFIG} names the architecture {', '.join(map(str, architectures))}; served are "
+        f"{', '.join(_TASK_OF)}. Write a handler that loads it, or set "
+        f'{{"task": "{options.EMBEDDINGS}"}} in {options.FILE} to use its encoder alone'
+    )
+
+
+def named_for(
+    served: _Served, state: Mapping[str, torch.Tensor], config: Mapping[str, Any]
+) -> dict[str, torch.Tensor]:
+    """Weights by the names that the architecture has for them, whoever saved them.
+
+    Encoders saved alone have no `bert.` before their names, models with a head do; before 2019
+    layer norms had a gamma and a beta.
+
+    Raises:
+        ValueError: they have no head for the task, or one that would be left out in silence.
+    """
+    has_head = served.architecture != "BertModel"
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in state.items():
+        name = name.removeprefix("module.").removeprefix("bert.")
+        name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        name = name.replace("LayerNorm.beta", "LayerNorm.bias")
+        is_encoder = name.startswith(("embeddings.", "encoder.", "pooler."))
+        named[f"bert.{name}" if has_head and is_encoder else name] = tensor
+    if has_head and served.head not in named:
+        raise ValueError(
+            f"the weights have no {served.head}, so they were not trained for "
+            f"{_TASK_OF[served.architecture]}; choose another task in {options.FILE}, or other "
+            "weights"
+        )
+    if not has_head and not config.get("architectures"):
+        heads = [head for head in ("qa_outputs.weight", "classifier.weight") if head in named]
+        if heads:
             raise ValueError(
-                f"config.json names {name}, and mmserve_handlers.bert only embeds sentences: the "
-                f"head would be left out. Write a handler that loads it as {name}, or save the "
-                "encoder by itself with AutoModel"
+                f"the weights have a head ({heads[0]}), and {_CONFIG} does not say what for; set "
+                f'"task" in {options.FILE} to one of {", ".join(options.TASKS)}'
             )
+    if served.architecture == "BertForMaskedLM":
+        # Saved once where they are the same.
+        shared = named.get("bert.embeddings.word_embeddings.weight")
+        if shared is not None:
+            named.setdefault("cls.predictions.decoder.weight", shared)
+        if "cls.predictions.bias" in named:
+            named.setdefault("cls.predictions.decoder.bias", named["cls.predictions.bias"])
+    return named
 
 
-def _max_tokens(folder: Path, positions: int) -> int:
-    """Tokens of a sentence at most: what the model was trained for, where it says so."""
+def labels_of(
+    served: _Served,
+    config: Mapping[str, Any],
+    chosen: Sequence[str] | None,
+    state: Mapping[str, torch.Tensor],
+) -> tuple[str, ...]:
+    """Names of the classes; () for a task without. Raises ValueError where their count differs."""
+    if not served.has_labels:
+        return ()
+    count = len(state[served.head])
+    if chosen is not None:
+        if len(chosen) != count:
+            raise ValueError(
+                f"{options.FILE} names {len(chosen)} labels, and the weights have {count} classes; "
+                f"labels must be a list of {count}"
+            )
+        return tuple(chosen)
+    said = config.get("id2label")
+    if said is None:
+        return tuple(f"LABEL_{place}" for place in range(count))
     try:
-        said = json.loads((folder / "sentence_bert_config.json").read_text())
-        return min(positions, int(said["max_seq_length"]))
-    except (OSError, ValueError, KeyError, TypeError):
-        return positions
+        labels = tuple(str(said[str(place)]) for place in range(len(said)))
+    except (KeyError, TypeError):
+        raise ValueError(
+            f'{_CONFIG}: id2label must name each class by its place: {{"0": "no", "1": "yes"}}'
+        ) from None
+    if len(labels) != count:
+        raise ValueError(
+            f"{_CONFIG} names {len(labels)} labels in id2label, and the weights have {count} "
+            f'classes; put the right ones into {options.FILE}: {{"labels": [{count} of them]}}'
+        )
+    return labels
 
 
-def _result(task: str, vectors: torch.Tensor) -> dict[str, Any]:
-    if task == "embed":
-        return {"embeddings": _rounded(vectors)}
-    if task == "similarity":
-        return {"similarity": _rounded(vectors @ vectors.T)}
-    return {"similarities": _rounded((vectors[0::2] * vectors[1::2]).sum(dim=1, keepdim=True), 0)}
+def pooling_of(folder: Path) -> str:
+    """How sentence-transformers make one vector of many, where they saved the model; else "mean".
+
+    Raises:
+        ValueError: in a way that is not served, or by a module that would be left out.
+    """
+    modules = options.json_file(folder / "modules.json")
+    paths = {"1_Pooling"}
+    if isinstance(modules, list):
+        for module in modules:
+            kind = str(module.get("type")) if isinstance(module, dict) else ""
+            name = kind.rpartition(".")[2]
+            if name == "Pooling":
+                paths = {Path(str(module.get("path"))).name}
+            elif name not in ("Transformer", "Normalize"):
+                raise ValueError(
+                    f"modules.json names {kind}, which mmserve_handlers.bert does not have; write "
+                    "a handler that loads the model with sentence-transformers"
+                )
+    said = options.json_file(folder / paths.pop() / _CONFIG)
+    if not isinstance(said, dict):
+        return "mean"
+    names = {"mean_tokens": "mean", "cls_token": "cls", "max_tokens": "max"}
+    chosen = [
+        key.removeprefix("pooling_mode_")
+        for key, value in said.items()
+        if key.startswith("pooling_mode_") and value is True
+    ]
+    if isinstance(said.get("pooling_mode"), str):
+        chosen = [said["pooling_mode"]]
+    found = [str(names.get(name, name)) for name in chosen]
+    if len(found) != 1 or found[0] not in POOLINGS:
+        raise ValueError(
+            f"the pooling of {_CONFIG} in the model's pooling folder is "
+            f"{' and '.join(chosen) or 'none'}; served is one of {', '.join(names)}"
+        )
+    return found[0]
 
 
-def _rounded(matrix: torch.Tensor, column: int | None = None) -> list[Any]:
-    rows = [[round(value, DIGITS) for value in row] for row in matrix.tolist()]
-    return rows if column is None else [row[column] for row in rows]
+def _max_length(
+    task: str, folder: Path, chosen: options.Options, tokenizer: Any, config: Any
+) -> int:
+    """Tokens of one pass at most: what the model was trained for, where it says so."""
+    positions = min(int(config.max_position_embeddings), int(tokenizer.model_max_length))
+    if chosen.max_length is not None:
+        if chosen.max_length > config.max_position_embeddings:
+            raise options.BadOption(
+                f"{options.FILE}: max_length is {chosen.max_length}; the model reads at most "
+                f"{config.max_position_embeddings} tokens"
+            )
+        return chosen.max_length
+    if task == options.EMBEDDINGS:
+        said = options.json_file(folder / "sentence_bert_config.json")
+        length = said.get("max_seq_length") if isinstance(said, dict) else None
+        if type(length) is int and length >= 3:
+            return min(positions, length)
+    return positions
+
+
+# ------------------------------------------------------------------------------- what is built
+
+
+def device(chosen: str, gpu_id: object) -> torch.device:
+    """The device of the options.
+
+    Args:
+        chosen: "auto", "cpu", "cuda" or "cuda:N".
+        gpu_id: the one that the server gave this worker, or None.
+
+    Raises:
+        BadOption: it is not there.
+    """
+    gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    if chosen == "cpu" or (chosen == "auto" and (gpu_id is None or not gpus)):
+        return torch.device("cpu")
+    own = 0 if gpu_id is None else int(str(gpu_id))
+    number = int(chosen[5:]) if chosen.startswith("cuda:") else own
+    if number >= gpus:
+        raise options.BadOption(
+            f"{options.FILE}: device is {json.dumps(chosen)}, and this machine has {gpus} GPUs "
+            "that torch can use; allowed are cpu, and auto, which takes what is there"
+        )
+    return torch.device("cuda", number)
+
+
+def _tokenizer(folder: Path) -> Any:
+    if not any((folder / name).is_file() for name in ("tokenizer.json", "vocab.txt")):
+        raise ValueError(
+            "the archive has no tokenizer: neither tokenizer.json nor vocab.txt is there; "
+            "tokenizer.save_pretrained(folder) writes them"
+        )
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except Exception as wrong:  # a broken file makes it raise of many kinds
+        said = " ".join(str(wrong).split())[:200]
+        raise ValueError(
+            f"the tokenizer cannot be loaded ({said}); tokenizer.save_pretrained(folder) writes "
+            "its files anew"
+        ) from None
+    if not tokenizer.is_fast:
+        raise ValueError(
+            "the tokenizer is of transformers' slow kind; convert it: "
+            "BertTokenizerFast.from_pretrained(folder).save_pretrained(folder)"
+        )
+    return tokenizer
+
+
+def _check_vocabulary(tokenizer: Any, config: Any) -> None:
+    if len(tokenizer) > config.vocab_size:
+        raise ValueError(
+            f"the tokenizer knows {len(tokenizer)} tokens, and the weights {config.vocab_size}: "
+            "they are not of one model"
+        )
+
+
+def _model(
+    served: _Served,
+    said: Mapping[str, Any],
+    labels: Sequence[str],
+    state: Mapping[str, torch.Tensor],
+) -> Any:
+    """The network, around the weights: nothing of it is made to be thrown away."""
+    fields: dict[str, Any] = {key: said[key] for key in said if key not in _NOT_OURS}
+    if labels:
+        fields["num_labels"] = len(labels)
+    try:
+        config = BertConfig(**fields)
+        # One kernel for attention: other ways want masks of the weights' own type.
+        config._attn_implementation = "sdpa"
+        with torch.device("meta"):
+            model = getattr(modeling_bert, served.architecture)(config, **served.arguments)
+    except Exception as wrong:  # whatever a stranger's numbers make it raise
+        said_it = " ".join(str(wrong).split())[:200]
+        raise ValueError(f"{_CONFIG} does not describe a BERT ({said_it})") from None
+    weights.fill(
+        model,
+        {name: tensor.float() for name, tensor in state.items()},
+        hint=f"The weights and {_CONFIG} are not of one model; copy both from one source",
+    )
+    _fill_buffers(model)
+    return model
+
+
+#: Keys of config.json that say how it was saved, or what we say ourselves.
+_NOT_OURS = (
+    "architectures",
+    "attn_implementation",
+    "dtype",
+    "id2label",
+    "label2id",
+    "model_type",
+    "num_labels",
+    "torch_dtype",
+    "transformers_version",
+    "_attn_implementation",
+    "_name_or_path",
+)
+
+
+def _fill_buffers(model: Any) -> None:
+    """What is in no file: numbers of positions and of the first segment."""
+    for name, buffer in list(model.named_buffers()):
+        if not buffer.is_meta:
+            continue
+        owner, _, key = name.rpartition(".")
+        values = torch.zeros(buffer.shape, dtype=buffer.dtype)
+        if key == "position_ids":
+            values += torch.arange(buffer.shape[-1])
+        elif key != "token_type_ids":
+            raise ValueError(f"this version of transformers wants a buffer {name} that is unknown")
+        setattr(model.get_submodule(owner), key, values)
 
 
 _service: Service | None = None

