@@ -702,3 +702,22 @@ def test_no_two_workers_draw_the_same_random_numbers(write: Write, preload: bool
             assert len({pid for pid, _ in told}) == len({number for _, number in told}) == 3
 
     run(test())
+
+
+def test_nobody_waits_for_a_library_that_cannot_be_started_again(
+    write: Write, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test() -> None:
+        async with open_house("colorsys") as house:
+            await house.zygote.library.settled.wait()
+            soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (descriptors() - 1, hard))
+            try:
+                os.kill(house.zygote.library.pid, signal.SIGKILL)
+                await until(lambda: "library process did not start" in caplog.text)
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            model = house.model(write(PID))
+            await model.start()
+
+    run(test())

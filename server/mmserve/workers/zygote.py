@@ -204,6 +204,10 @@ class Library:
         self.settled = asyncio.Event()  # ready, or nobody should wait for it
         self.ready_at: float | None = None
 
+    def close_link(self) -> None:
+        if self.link is not None:
+            self.link.close()
+
     @property
     def pid(self) -> int:
         """0 before there was one."""
@@ -343,33 +347,34 @@ class Zygote:
         library = self.library
         if not self._library_restarts.failures:
             library.settled.clear()  # it will not take long
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        null = os.open(os.devnull, os.O_RDWR)
-        link = self._link
         library.modules, library.ready_at = {}, None
-        library.link = Link(ours, self._library_heard, self._library_lost)
         try:
-            if link is None:
-                raise ConnectionError("there is no zygote")
-            order = Start(0, "library", self._environ | SINGLE_THREADED, self._imports)
-            library.process = await self._started(link, order, (null, 1, 2, theirs.fileno()))
+            await self._start_library()
         except ConnectionError:
-            library.link.close()  # the next zygote starts the next library
-        except WorkersFailed as error:
+            library.close_link()  # the next zygote starts the next library
+        except (WorkersFailed, OSError) as error:
             log.warning("the library process did not start", extra={"cause": str(error)})
-            library.link.close()
+            library.close_link()
             self._library_lost()
-        finally:
-            os.close(null)
-            theirs.close()
+
+    async def _start_library(self) -> None:
+        """Raises ConnectionError, WorkersFailed, OSError."""
+        zygote = self._link
+        if zygote is None:
+            raise ConnectionError("there is no zygote")
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.library.link = Link(ours, self._library_heard, self._library_lost)
+        with theirs, open(os.devnull, "r+b", buffering=0) as null:  # noqa: ASYNC230 - no disk
+            order = Start(0, "library", self._environ | SINGLE_THREADED, self._imports)
+            fds = (null.fileno(), 1, 2, theirs.fileno())
+            self.library.process = await self._started(zygote, order, fds)
 
     async def _end(self) -> None:
         """The zygote kills all that it started when its link closes."""
         for pid in self._processes:
             if platform.is_own_child(pid):
                 platform.signal_child(pid, signal.SIGKILL)
-        if self.library.link is not None:
-            self.library.link.close()
+        self.library.close_link()
         if self._link is not None:
             self._link.close()
         if self._pid and platform.is_own_child(self._pid):
@@ -530,8 +535,7 @@ class Zygote:
         if self._is_stopping:
             return
         log.error("the zygote died; a new one takes over", extra={"pid": pid})
-        if self.library.link is not None:
-            self.library.link.close()
+        self.library.close_link()
         if self.library.process is not None:  # the next zygote has its own
             self.library.process.is_killed = True
         for process in list(self._processes.values()):
