@@ -165,8 +165,8 @@ def read(
     """One request, checked. Each image is prepared before the next one is decoded.
 
     Args:
-        options: names of what a request may say beside its images, in JSON, in the query or in a
-            form; those that are there come back, unchecked.
+        options: names of what a request may say beside its images: in JSON, in a form, in the query
+            or in the header of custom attributes; those that are there come back, unchecked.
         full_scale: the brightest value of images that come as rows of numbers.
         max_pixels: of one image.
 
@@ -174,8 +174,10 @@ def read(
         TooLarge: an image has too many pixels, or the request too many images.
         BadInput: names the field that is wrong.
     """
-    said = {name: inputs.option(item, name) for name in options if name in item}
-    rest = {name: value for name, value in item.items() if name not in said}
+    beside = inputs.attributes(context.get_request_header(index, inputs.ATTRIBUTES))
+    said: dict[str, Any] = {name: beside[name] for name in options if name in beside}
+    said |= {name: inputs.option(item, name) for name in options if name in item}
+    rest = {name: value for name, value in item.items() if name not in options}
     content_type = context.get_request_header(index, "content-type")
     field, value = named_payload(rest, content_type, KEYS)
     reading = _Reading(prepare, full_scale, max_pixels)

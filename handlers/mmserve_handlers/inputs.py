@@ -30,6 +30,7 @@ SAFETENSORS_TYPES = ("application/vnd.safetensors", "application/x-safetensors")
 _NPY_MAGIC = b"\x93NUMPY"
 #: The greatest header that the format allows. Source: safetensors, README, "Format".
 _MAX_SAFETENSORS_HEADER = 100_000_000
+ATTRIBUTES = "x-amzn-sagemaker-custom-attributes"
 _DATA_URI = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _SPACES = re.compile(r"[ \t\r\n]+")
 _URL_SAFE = str.maketrans("-_", "+/")
@@ -155,3 +156,14 @@ def option(item: Item, name: str) -> Any:
         except UnicodeDecodeError:
             raise BadInput(name, "is not text in UTF-8") from None
     return value
+
+
+def attributes(header: object) -> dict[str, str]:
+    """`name=value` pairs of a header, divided by commas or semicolons; what is no pair is left out.
+
+    `X-Amzn-SageMaker-Custom-Attributes` is the one header that SageMaker passes on to a model, and
+    so the place for what has none in a body that is a file.
+    """
+    pairs = re.split("[,;]", header) if isinstance(header, str) else []
+    split = (pair.partition("=") for pair in pairs)
+    return {name.strip(): value.strip() for name, is_pair, value in split if is_pair}

@@ -22,7 +22,8 @@ keys: `interpolation`, `antialias`, `top_k`, `task`, `activation`, `weights` (th
 
 Weights are mapped from the file, so workers share their pages, and never unpickled beyond tensors.
 
-Requests are those of `images.py`. Beside the image, or in the query, may be said:
+Requests are those of `images.py`. Beside the image may be said, in JSON, as fields of a form, or
+where the body is a file, in `X-Amzn-SageMaker-Custom-Attributes: top_k=3,task=features`:
 
     "top_k": 3                the number of labels wanted
     "task": "features"        what the network makes of the image before its last layer
@@ -35,6 +36,7 @@ Answers, as JSON, or with `Accept: application/x-npy` as the numbers of all labe
 
 from __future__ import annotations
 
+import difflib
 import json
 import pickle
 import re
@@ -83,6 +85,11 @@ _FIRST_BLOCK = "layer1.0.conv1.weight"
 
 # ------------------------------------------------------------------------------- model.json
 
+KEYS = (
+    "architecture", "labels", "resize", "crop", "size", "mean", "std", "interpolation",
+    "antialias", "full_scale", "top_k", "task", "activation", "weights", "max_pixels",
+)  # fmt: skip
+
 
 class Recipe(NamedTuple):
     """`model.json`: what the network is, and how images become what it was trained on."""
@@ -105,6 +112,11 @@ def recipe(folder: Path) -> Recipe:
         ValueError: says which entry is missing or wrong, and what it should be.
     """
     said = _said(folder / "model.json")
+    for key in said:
+        if key not in KEYS:
+            near = difflib.get_close_matches(key, KEYS, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(KEYS)}"
+            raise ValueError(f"model.json: {key[:80]!r} is no known key; {hint}")
     found = Recipe(
         architecture=_text(said, "architecture"),
         labels=_labels(said, folder / "labels.txt"),

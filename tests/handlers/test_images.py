@@ -369,7 +369,12 @@ def test_a_square_takes_every_kind_too(context: Context) -> None:
     assert torch.allclose(by_rows, by_array, atol=1e-6) and torch.equal(by_array, by_file)
 
 
-def test_options_come_from_the_query_or_from_json(context: Context) -> None:
+def test_options_come_from_json_the_query_or_a_header(context: Context) -> None:
+    context.headers["x-amzn-sagemaker-custom-attributes"] = (
+        "trace; task=classify, more = 3 ,top_k=9"
+    )
     item = {"body": {"image": [[1]], "top_k": 2}, "top_k": "5", "task": "features"}
     asked = images.read(item, context, 0, PREPARE, options=("top_k", "task"))
     assert asked.options == {"top_k": 2, "task": "features"}
+    asked = images.read({"body": saved(colours())}, context, 0, PREPARE, options=("more", "task"))
+    assert asked.options == {"more": "3", "task": "classify"}

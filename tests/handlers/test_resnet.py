@@ -30,6 +30,15 @@ pytestmark = pytest.mark.torch
 SIZES = [(640, 427), (224, 224), (31, 90), (1, 1)]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """As in a worker. Two that wait for each other by spinning are slow where others work too."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def drawn(name: str, classes: int = 7, seed: int = 3) -> Any:
     """A network with random weights, and statistics that are none of a fresh one."""
     torch.manual_seed(seed)
@@ -206,7 +215,29 @@ def test_an_encoder_of_transformers_gives_features(tmp_path: Path) -> None:
     assert "must be features" in asking(png(photos()[1]), task="classify")[0]["message"]
 
 
-# A small model of digits, as the demo trains it
+# Digits, as the demo trains them
+
+
+def test_digits_that_were_trained_are_read_as_by_torch_alone(tmp_path: Path) -> None:
+    """Its own preparation, without this package: what training did to the numbers."""
+    from mmserve_handlers import demo
+
+    known = demo.digits()
+    network = demo.train(known._replace(training=known.training[:480]), lambda *_: None)
+    demo.write_digits_model(tmp_path, network)
+    asking = Asking(tmp_path)
+    chosen = known.held_out[:60]
+    every = torch.tensor(known.images[chosen], dtype=torch.float32).unsqueeze(1) / 16
+    scaled = torch.nn.functional.interpolate(every, (16, 16), mode="bilinear", antialias=True)
+    with torch.inference_mode():
+        wanted = torch.softmax(network((scaled.expand(-1, 3, -1, -1) - 0.5) / 0.25), 1)
+    (found,) = asking.numbers({"images": known.images[chosen].tolist()})
+    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=0)
+    right = (found.argmax(1) == torch.tensor(known.labels[chosen])).float().mean()
+    assert right > 0.5  # ten classes: it has learnt
+
+
+# Networks of that kind, with weights as they are drawn
 
 RECIPE = {
     "architecture": "resnet18",
@@ -418,6 +449,8 @@ def test_labels_that_are_not_exclusive_have_probabilities_of_their_own(tmp_path:
         ({"full_scale": 0}, "full_scale must be above 0"),
         ({"task": "detect"}, "task must be one of classify, features"),
         ({"weights": "../model.pt"}, "weights must be the name of a file"),
+        ({"sdt": [1]}, "'sdt' is no known key; did you mean 'std'"),
+        ({"xyzzy": 1}, "'xyzzy' is no known key; known are architecture, labels"),
         ({"max_pixels": 0}, "max_pixels must be a whole number"),
     ],
 )
