@@ -8,6 +8,7 @@ import resource
 import signal
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -660,9 +661,8 @@ def test_a_load_that_keeps_failing_is_traced_once(write: Write) -> None:
     run(test())
 
 
+@pytest.mark.skipif(find_spec("torch") is None, reason="needs torch")
 def test_a_fork_has_as_many_threads_as_a_fresh_interpreter_would(write: Write) -> None:
-    pytest.importorskip("torch")
-
     async def test() -> None:
         async with open_house("torch") as house:
             await house.zygote.library.settled.wait()
@@ -686,10 +686,9 @@ def test_a_fork_has_as_many_threads_as_a_fresh_interpreter_would(write: Write) -
     run(test())
 
 
+@pytest.mark.skipif(find_spec("numpy") is None, reason="needs numpy")
 @pytest.mark.parametrize("preload", [False, True])
 def test_no_two_workers_draw_the_same_random_numbers(write: Write, preload: bool) -> None:
-    pytest.importorskip("numpy")
-
     async def test() -> None:
         async with open_house("numpy.random") as house:
             await house.zygote.library.settled.wait()
