@@ -152,8 +152,12 @@ def _model(flags: argparse.Namespace) -> Iterator[Load]:
 def _order(flags: argparse.Namespace, directory: Path, bounds: Path | None, name: str) -> Load:
     from mmserve.models.layout import read_layout
     from mmserve.models.manifest import Overrides, resolve
+    from mmserve.models.torchserve import may_be_torchserve, refuse_unserved
 
     layout = read_layout(directory, bounds)
+    if may_be_torchserve(layout.manifest):
+        python_path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        refuse_unserved(layout, flags.handler, [*filter(None, python_path), *sys.path])
     wanted = Overrides(model_name=flags.name, handler=flags.handler, default_name=name)
     resolved = resolve(layout.manifest, wanted)
     return Load(

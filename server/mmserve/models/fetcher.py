@@ -66,6 +66,7 @@ from mmserve.models.source import (
     scheme_of,
     shown,
 )
+from mmserve.models.torchserve import may_be_torchserve, refuse_unserved
 from mmserve.models.watch import Watch
 
 _NICENESS = 5  # a third of the share that a prediction gets
@@ -360,6 +361,8 @@ class Fetcher:
 
     def _names_libraries(self, layout: Layout, module: str, handler_folder: str) -> bool:
         words, directory = self._configure.libraries, Path(layout.directory)
+        if may_be_torchserve(layout.manifest):
+            return True  # its handler may be ours, which needs torch
         if names_any(directory, words):
             return True
         if module in layout.top_names or module in layout.code_names:
@@ -368,6 +371,8 @@ class Fetcher:
         return module_names_any(module.partition(".")[0], path, words)
 
     def _resolved(self, order: Fetch, layout: Layout) -> Resolved:
+        if may_be_torchserve(layout.manifest):
+            refuse_unserved(layout, order.overrides.handler, self._search_path)
         return resolve(layout.manifest, order.overrides)
 
     @contextlib.contextmanager

@@ -9,7 +9,7 @@ import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
@@ -18,6 +18,8 @@ import msgspec
 from mmserve.runtime.context import Context
 from mmserve.runtime.failures import HandlerProblem, LoadProblem
 from mmserve.runtime.paths import HandlerName, parse_handler, set_module_path
+from mmserve.runtime.process import say
+from mmserve.runtime.torchserve import BUILTIN, builtin_module, is_torchserve
 from mmserve.wire.messages import Load, Loaded
 
 #: What the model's own code is called with: data (None once, while it loads) and the context.
@@ -71,12 +73,10 @@ def load_model(order: Load) -> LoadedModel:
             os.environ.setdefault(name, value)
         os.environ["MMS_DECODE_INPUT_REQUEST"] = "true" if order.decode_input else "false"
         os.chdir(order.model_dir)
-        context = Context(
-            order.model_name,
-            order.model_dir,
-            _manifest(order.manifest),
-            order.batch_size,
-            order.gpu_id,
+        manifest = _manifest(order.manifest)
+        make_context = _torchserve_context if is_torchserve(manifest) else Context
+        context = make_context(
+            order.model_name, order.model_dir, manifest, order.batch_size, order.gpu_id
         )
         context.system_properties.update(_own_properties(order))
         handler = parse_handler(order.handler)
@@ -86,8 +86,11 @@ def load_model(order: Load) -> LoadedModel:
             os.environ.get("PYTHONPATH", ""),
             os.environ.get("MODEL_SERVER_HOME"),
         )
-        module = import_handler(handler, path)
-        model = LoadedModel(order, context, start_handler(module, handler.function, context))
+        if is_torchserve(manifest):
+            entry = _start_torchserve(handler, path, context)
+        else:
+            entry = start_handler(import_handler(handler, path), handler.function, context)
+        model = LoadedModel(order, context, entry)
     except BaseException as error:  # sys.exit while it loads is a refusal like any other
         problem = LoadProblem(error)
     else:
@@ -109,6 +112,47 @@ def _manifest(text: str) -> Any:
         return msgspec.json.decode(text) if text else None
     except msgspec.DecodeError:
         return None
+
+
+def _torchserve_context(name: str, folder: str, manifest: Any, size: int, gpu: int | None) -> Any:
+    # Few models need it: the others do not pay for the module.
+    from mmserve.runtime.torchserve import context
+
+    made = context.TorchServeContext(name, folder, manifest, size, gpu)
+    made.model_yaml_config = context.yaml_config(folder, manifest)
+    for line in context.notes(folder, manifest, made.model_yaml_config, sys.path):
+        say(line)
+    return made
+
+
+def _start_torchserve(handler: HandlerName, path: list[str], context: Context) -> Entry:
+    """As `import_handler` and `start_handler`, by TorchServe's rules.
+
+    The module may be one that the archive does not bring, a class need not be alone in it, nor
+    have `initialize`.
+    """
+    kind: type | None = None
+    try:
+        module = import_handler(handler, path)
+    except ModuleNotFoundError as missing:
+        builtin = builtin_module(handler.module)
+        if missing.name != handler.module or builtin is None:
+            raise
+        module = importlib.import_module(builtin)
+        kind = getattr(module, BUILTIN[handler.module])
+    if kind is None and not hasattr(module, handler.function):
+        kind = _first_handler(module)
+    if kind is None:
+        return start_handler(module, handler.function, context)
+    return _start_class(kind, context, needed=("handle",))
+
+
+def _first_handler(module: ModuleType) -> type | None:
+    for value in vars(module).values():
+        is_own = isinstance(value, type) and value.__module__ == module.__name__
+        if is_own and callable(getattr(value, "handle", None)):
+            return value  # type: ignore[no-any-return]  # a class, as just seen
+    return None
 
 
 def import_handler(handler: HandlerName, path: list[str]) -> ModuleType:
@@ -207,12 +251,15 @@ def _only_class(module: ModuleType, function: str) -> type:
     return classes[0]
 
 
-def _start_class(kind: type, context: Context) -> Entry:
+def _start_class(
+    kind: type, context: Context, needed: Sequence[str] = ("initialize", "handle")
+) -> Entry:
     service: Any = kind()
-    for method in ("initialize", "handle"):
+    for method in needed:
         if not callable(getattr(service, method, None)):
             raise HandlerProblem(f"The class {kind.__name__} has no method {method!r}.")
-    service.initialize(context)
+    if (initialize := getattr(service, "initialize", None)) is not None:
+        initialize(context)
     entry: Entry = service.handle
     return entry
 

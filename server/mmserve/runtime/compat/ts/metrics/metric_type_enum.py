@@ -1,0 +1,5 @@
+"""`ts.metrics.metric_type_enum`."""
+
+from mmserve.runtime.torchserve.metrics import MetricTypes
+
+__all__ = ["MetricTypes"]

@@ -1,0 +1,5 @@
+"""`ts.metrics.unit`."""
+
+from mmserve.runtime.metrics_store import Units
+
+__all__ = ["Units"]

@@ -1,0 +1,6 @@
+"""Of `ts.protocol.otf_message_handler` handlers use what sends an answer in pieces."""
+
+raise ImportError(
+    "Answers in pieces (send_intermediate_predict_response) are not served: return each answer "
+    "whole from handle."
+)

@@ -1,0 +1,5 @@
+"""`ts.utils.timeit_decorator`."""
+
+from mmserve.runtime.torchserve.timing import timeit
+
+__all__ = ["timeit"]

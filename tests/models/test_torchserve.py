@@ -1,0 +1,118 @@
+"""What an archive made for TorchServe asks for and cannot have is named when it is registered."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmserve.errors import InvalidModel
+from mmserve.models.layout import read_layout
+from mmserve.models.torchserve import may_be_torchserve, refuse_unserved
+from tests.models.workshop import open_shop, run, write_tree, zip_of
+
+Files = dict[str, str | bytes]
+
+
+def archive(handler: str = "own.py", files: Files | None = None, **entries: str) -> Files:
+    fields = {"modelName": "net", "handler": handler, **entries}
+    text = json.dumps({"runtime": "python", "model": fields, "archiverVersion": "0.12.0"})
+    return {"MAR-INF/MANIFEST.json": text, "own.py": "", **(files or {})}
+
+
+def refusal(tmp_path: Path, files: Files, handler: str | None = None) -> str | None:
+    layout = read_layout(write_tree(tmp_path / "tree", files), tmp_path)
+    assert may_be_torchserve(layout.manifest)
+    try:
+        refuse_unserved(layout, handler, [str(tmp_path / "site")])
+    except InvalidModel as error:
+        return str(error)
+    return None
+
+
+@pytest.mark.parametrize(
+    ("files", "says"),
+    [
+        (
+            {"MAR-INF/MANIFEST.json": '{"workflow": {"workflowName": "w"}}'},
+            "it is a workflow (.war). Register the models that it names one by one",
+        ),
+        (archive("object_detector"), "'object_detector' has no equal here. What to do: bring a"),
+        (archive("text_classifier:handle"), "'text_classifier' has no equal here"),
+        (archive("vllm_handler"), "'vllm_handler' has no equal here"),
+        (archive(serializedFile="w.pt"), "its serializedFile, 'w.pt', is not in it"),
+        (archive(modelFile="../net.py"), "its modelFile, '../net.py', is not in it"),
+        (
+            archive(files={"r.txt": "here==1\nabsent-thing>=2 # why\n"}, requirementsFile="r.txt"),
+            "'r.txt' asks for 'absent-thing>=2', not installed here. Nothing is installed",
+        ),
+        (
+            archive(files={"c.yaml": "parallelType: pp\n"}, configFile="c.yaml"),
+            "'c.yaml': parallelType='pp' is not supported: serve a model that fits one device",
+        ),
+        (
+            archive(files={"c.yaml": "torchrun:\n  nproc-per-node: 4\n"}, configFile="c.yaml"),
+            "torchrun={'nproc-per-node': 4} is not supported",
+        ),
+        (
+            archive(files={"c.yaml": "continuousBatching: true\n"}, configFile="c.yaml"),
+            "continuousBatching is not supported: answer each request in one piece",
+        ),
+        (archive(files={"c.yaml": "a: [\n"}, configFile="c.yaml"), "it is not valid YAML"),
+        (archive(files={"c.yaml": "- a\n"}, configFile="c.yaml"), "it is no mapping"),
+    ],
+)
+def test_what_cannot_be_served_is_named_with_what_to_do(
+    files: Files, says: str, tmp_path: Path
+) -> None:
+    write_tree(tmp_path / "site", {"here-2.dist-info/METADATA": "Name: here\nVersion: 2\n"})
+    said = refusal(tmp_path, files)
+    assert said is not None
+    assert said.startswith("This TorchServe archive cannot be served: ")
+    assert says in said
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        archive("image_classifier", {"w.pt": b""}, serializedFile="w.pt"),
+        archive("object_detector.py", {"object_detector.py": ""}),
+        archive(
+            files={
+                "r.txt": "-r more.txt\n\nHere\nhere >= 3\nother; python_version < '3'\n"
+                "git+https://example.org/x.git\n",
+                "c.yaml": "minWorkers: 2\nparallelLevel: 1\nuseJobTicket: false\nmine: [1]\n",
+            },
+            requirementsFile="r.txt",
+            configFile="c.yaml",
+        ),
+        archive(files={"c.yaml": ""}, configFile="c.yaml"),
+    ],
+    ids=["our equal", "its own file", "harmless", "empty"],
+)
+def test_what_can_be_served_passes(files: Files, tmp_path: Path) -> None:
+    write_tree(tmp_path / "site", {"here-2.dist-info/METADATA": "Name: here\nVersion: 2\n"})
+    assert refusal(tmp_path, files) is None
+
+
+def test_the_registrations_handler_is_stronger_than_the_archives(tmp_path: Path) -> None:
+    files = archive("object_detector")
+    assert refusal(tmp_path, files, "own:handle") is None
+
+
+def test_a_registration_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with open_shop(tmp_path) as shop:
+            url = shop.add("flow.war", zip_of({"MAR-INF/MANIFEST.json": '{"workflow": {}}'}))
+            before = shop.on_disk()
+            with pytest.raises(InvalidModel, match="it is a workflow"):
+                await shop.fetcher.fetch(url)
+            assert shop.on_disk() == before
+            good = shop.add("net.mar", zip_of(archive(files={"n.py": ""}, modelFile="n.py")))
+            fetched = await shop.fetcher.fetch(good)
+            assert (fetched.name, fetched.handler) == ("net", "own.py")
+            assert fetched.names_libraries
+            await fetched.lease.release()
+
+    run(test)
