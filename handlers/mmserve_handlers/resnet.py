@@ -37,6 +37,7 @@ Answers, as JSON, or with `Accept: application/x-npy` as the numbers of all labe
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
 import pickle
 import re
@@ -631,17 +632,17 @@ class Service:
 
     @torch.inference_mode()
     def features(self, prepared: Sequence[torch.Tensor]) -> torch.Tensor:
-        """float32, (images, width), on the CPU or where the network is; in the order given."""
+        """float32, (images, width), where the network is; in the order given."""
         if not prepared:
             return torch.empty(0)
-        parts = [
-            self.network.body(
-                torch.stack(list(prepared[start : start + CHUNK])).to(
-                    self.device, memory_format=torch.channels_last
-                )
-            )
-            for start in range(0, len(prepared), CHUNK)
-        ]
+        parts = []
+        # Some processors of transformers keep an image's shape.
+        for _, alike in itertools.groupby(prepared, key=lambda image: image.shape):
+            group = list(alike)
+            for start in range(0, len(group), CHUNK):
+                batch = torch.stack(group[start : start + CHUNK])
+                batch = batch.to(self.device, memory_format=torch.channels_last)
+                parts.append(self.network.body(batch))
         return torch.cat(parts)
 
     @torch.inference_mode()

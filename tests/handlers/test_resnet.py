@@ -204,6 +204,21 @@ def test_answers_of_transformers_are_those_of_its_pipeline(
     torch.testing.assert_close(rows, array, atol=1e-5 if has_processor else 1e-4, rtol=0)
 
 
+def test_images_may_stay_of_unlike_shapes(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    config = transformers.ResNetConfig(
+        embedding_size=8, hidden_sizes=[8, 8, 8, 8], depths=[1, 1, 1, 1], layer_type="basic"
+    )
+    transformers.ResNetForImageClassification(config).save_pretrained(tmp_path)
+    processor = transformers.BitImageProcessor(size={"shortest_edge": 48}, do_center_crop=False)
+    processor.save_pretrained(tmp_path)
+    asking = Asking(tmp_path)
+    files = [png(photos()[place]) for place in (0, 2, 0, 1)]
+    together = asking.numbers(*files)
+    for file, found in zip(files, together, strict=True):
+        torch.testing.assert_close(asking.numbers(file)[0], found, atol=1e-5, rtol=0)
+
+
 def test_an_encoder_of_transformers_gives_features(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.ResNetConfig(
