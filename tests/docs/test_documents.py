@@ -66,6 +66,15 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert not missing
 
 
+def test_every_field_report_names_a_test_or_the_decision() -> None:
+    page = Path("docs/field-reports.md")
+    rows = [line.split(" | ")[-1] for line in page.read_text().splitlines() if " | " in line]
+    shown = [row for row in rows if row.rstrip(" |") not in ("shown by", "---")]
+    assert len(shown) > 60
+    vague = [row for row in shown if not re.search(r"`tests/[\w/]+\.py::test_\w+`|\]\(", row)]
+    assert not vague
+
+
 def test_every_test_that_the_docs_name_exists() -> None:
     for page in pages():
         for path, _, name in re.findall(r"`(tests/[\w/.]+)(::(test_\w+))?`", page.read_text()):

@@ -19,6 +19,7 @@ from mmserve.frontend.edge import (
     Edge,
     Limits,
     cors_of,
+    limits_of,
 )
 from mmserve.frontend.http import Exchange, Response
 
@@ -29,9 +30,9 @@ LIMITS = Limits(idle_s=10, header_s=20, body_s=30, write_s=40)
 class Bench:
     """A connection between a memory transport and an application that waits for the test."""
 
-    def __init__(self, fuzz: ModuleType) -> None:
+    def __init__(self, fuzz: ModuleType, limits: Limits = LIMITS) -> None:
         self.waiting: list[Exchange] = []
-        self.edge = Edge(self.waiting.append, LIMITS)
+        self.edge = Edge(self.waiting.append, limits)
         self.transport = fuzz.MemoryTransport()
         self.connection = Connection(self.edge, "0.0.0.0")
         self.connection.connection_made(self.transport)
@@ -86,6 +87,20 @@ def test_an_idle_connection_is_closed_after_its_time(bench: Bench) -> None:
     assert not bench.transport.is_closed
     bench.after(10)
     assert (bench.transport.is_closed, bench.transport.is_cut) == (True, False)
+
+
+def test_a_connection_outlasts_the_minute_that_balancers_keep_it(fuzz: ModuleType) -> None:
+    """They reuse it for so long: whoever closes first loses a request now and then."""
+    bench = Bench(fuzz, limits_of(Settings()))
+    bench.feed(GET)
+    bench.answer()
+    bench.after(65)
+    bench.feed(GET)
+    bench.answer()
+    assert bench.statuses == [b"200"] * 2
+    assert not bench.transport.is_closed
+    bench.after(120)
+    assert bench.transport.is_closed
 
 
 def test_an_idle_client_that_did_not_read_its_reply_is_cut(bench: Bench) -> None:
