@@ -97,6 +97,26 @@ def test_room_is_made_by_what_nobody_uses(cache: Cache) -> None:
     assert not idle.tree.exists()
 
 
+def test_what_python_compiled_may_change_but_code_without_a_source_may_not(cache: Cache) -> None:
+    files: Files = {"a.py": "", "b/__pycache__/c.cpython-311.pyc": "old", "d.pyc": "code"}
+    first = admitted(cache, files=files)
+    compiled = first.tree / "b/__pycache__/c.cpython-311.pyc"
+    compiled.write_bytes(b"newer")
+    assert (second := cache.take(digest_key("d"))) is not None
+    compiled.unlink()
+    assert (third := cache.take(digest_key("d"))) is not None
+    assert first.tree == second.tree == third.tree
+    (first.tree / "d.pyc").write_bytes(b"other")  # which is imported as it is, without a source
+    assert cache.take(digest_key("d")) is None
+
+
+def test_an_entry_that_nobody_can_be_given_is_not_there(cache: Cache) -> None:
+    (cache.home / "tokens").rmdir()
+    with pytest.raises(StorageFailed):
+        admitted(cache)
+    assert nothing_but_folders(cache.root)
+
+
 Damage = Callable[[Path], object]
 
 

@@ -187,9 +187,14 @@ class Cache:
             if digest is not None and (entry := self._take(digest_key(digest))) is not None:
                 return entry
             final = self._entries / f"{self._new_name('')}-{packed_bytes:x}"
-            with _telling("write", final):
-                workplace.rename(final)  # what removes the workplace finds nothing
-            entry = Entry(final / "tree", self._new_token(final.name), about.size)
+            token = self._new_token(final.name)
+            try:
+                with _telling("write", final):
+                    workplace.rename(final)  # what removes the workplace finds nothing
+            except BaseException:
+                (self._tokens / token).unlink(missing_ok=True)
+                raise
+            entry = Entry(final / "tree", token, about.size)
             if digest is not None:
                 self._remember(digest_key(digest), final)
             return entry
@@ -284,6 +289,8 @@ class Cache:
             return None
         try:
             for file in about.files:
+                if _is_derived(file.path):
+                    continue
                 status = os.stat(file.path.encode("latin-1"), dir_fd=root, follow_symlinks=False)
                 if (status.st_size, status.st_mtime_ns) != (file.size, file.mtime_ns):
                     return None
@@ -368,6 +375,15 @@ def describe_tree(tree: Path) -> About:
                 text = os.fsencode(path.relative_to(tree)).decode("latin-1")
                 files.append(FileRecord(text, status.st_size, status.st_mtime_ns))
     return About(total, files)
+
+
+def _is_derived(path: str) -> bool:
+    """Whether Python makes the file from a source that lies beside it.
+
+    A worker writes it anew where it was made from another source or by another Python. Without its
+    source nothing in `__pycache__` is imported; a `.pyc` elsewhere is code of its own.
+    """
+    return path.endswith(".pyc") and path.split("/")[-2:-1] == ["__pycache__"]
 
 
 def _open_guard(root: Path) -> int:
