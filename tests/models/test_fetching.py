@@ -9,6 +9,7 @@ import json
 import os
 import random
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,8 +20,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
+import mmserve
 from mmserve.errors import (
     BadRequest,
     ConfigurationError,
@@ -312,6 +315,26 @@ def test_an_archive_that_was_released_is_not_unpacked_again(tmp_path: Path) -> N
             changed = await shop.fetcher.fetch(url)
             assert changed.directory != first.directory
             assert exists(first)
+
+    run(test)
+
+
+def test_an_archive_whose_modules_are_compiled_anew_is_not_unpacked_again(tmp_path: Path) -> None:
+    compiled = f"__pycache__/service.{sys.implementation.cache_tag}.pyc"
+
+    def compiled_anew(directory: str) -> bytes:
+        worker = [sys.executable, "-c", "import service"]
+        subprocess.run(worker, cwd=directory, env={}, check=True)
+        return Path(directory, compiled).read_bytes()
+
+    async def test() -> None:
+        async with open_shop(tmp_path) as shop:
+            url = shop.add("m.mar", zip_of(model() | {compiled: "of another source"}))
+            first = await shop.fetcher.fetch(url)
+            assert compiled_anew(first.directory) != b"of another source"
+            await first.lease.release()
+            again = await shop.fetcher.fetch(url)
+            assert again.directory == first.directory
 
     run(test)
 
@@ -870,3 +893,33 @@ def test_a_front_needs_no_heavy_module_to_ask() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     ).stdout.split()
     assert not {"zipfile", "tarfile", "http.client", "isal", "boto3"} & set(loaded)
+
+
+def test_a_fetcher_starts_where_the_server_is_installed_for_one_user(tmp_path: Path) -> None:
+    python = getattr(sys, "_base_executable", sys.executable)  # a venv has no user's packages
+    environ = {"HOME": str(tmp_path)}
+
+    def ask(*words: str) -> str:
+        command = [python, *words]
+        done = subprocess.run(command, env=environ, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    if ask("-c", "import site; print(site.ENABLE_USER_SITE)") != "True":
+        pytest.skip("this Python has no packages of the user's own")
+    site = Path(ask("-c", "import site; print(site.getusersitepackages())"))
+    for package in (mmserve, msgspec):
+        source = Path(package.__file__ or "").parent
+        shutil.copytree(source, site / source.name)
+    store = write_tree(tmp_path / "store", {"m.mar": zip_of(model("mine"))})
+    code = (
+        "import asyncio\n"
+        "from mmserve.config.settings import Settings\n"
+        "from mmserve.models.fetching import open_fetcher\n"
+        "async def main():\n"
+        f"    settings = Settings(model_store={str(store)!r})\n"
+        f"    async with open_fetcher(settings, {str(tmp_path)!r}) as fetcher:\n"
+        "        print((await fetcher.fetch('m.mar')).name)\n"
+        "asyncio.run(main())\n"
+    )
+    assert ask("-c", code) == "mine"

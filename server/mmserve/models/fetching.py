@@ -14,12 +14,12 @@ import logging
 import re
 import socket
 import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import msgspec
 
+from mmserve.config.launch import isolated_python
 from mmserve.config.settings import Settings
 from mmserve.errors import BadRequest, ConfigurationError, StorageFailed
 from mmserve.models import folder
@@ -442,7 +442,12 @@ class _Link:
         with theirs:
             try:
                 self._process = subprocess.Popen(
-                    [sys.executable, "-I", "-m", "mmserve.models.fetcher", str(theirs.fileno())],
+                    [
+                        *isolated_python(),
+                        "-m",
+                        "mmserve.models.fetcher",
+                        str(theirs.fileno()),
+                    ],
                     stdin=subprocess.DEVNULL,
                     pass_fds=[theirs.fileno()],
                 )
