@@ -15,7 +15,7 @@ import difflib
 import json
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -159,18 +159,20 @@ def parse(said: object, where: str = FILE) -> Options:
     Raises:
         BadOption: names the key, its value and what is allowed, or the nearest key that is known.
     """
-    return Options(**_parsed(said, where))
+    return Options(**_parsed(said, where, _READERS, _NULLABLE))
 
 
-def _parsed(said: object, where: str) -> dict[str, Any]:
+def _parsed(
+    said: object, where: str, readers: Mapping[str, Reader], nullable: Collection[str]
+) -> dict[str, Any]:
     if not isinstance(said, Mapping):
-        raise BadOption(f'{where} must hold an object, like {{"task": "{ANSWERING}"}}')
+        raise BadOption(f'{where} must hold an object, like {{"top_k": 3}}')
     found: dict[str, Any] = {}
     for key, value in said.items():
-        reader = _READERS.get(key)
+        reader = readers.get(key)
         if reader is None:
-            raise BadOption(f"{where}: {unknown(str(key), _READERS)}")
-        if value is None and key in _NULLABLE:
+            raise BadOption(f"{where}: {unknown(str(key), readers)}")
+        if value is None and key in nullable:
             continue
         try:
             found[key] = reader(value)
@@ -204,12 +206,30 @@ def read(folder: Path, manifest: object = None) -> Options:
     Raises:
         BadOption: as `parse`; or the file is no JSON or cannot be read.
     """
+    return Options(**said_of(folder, manifest, _READERS, _NULLABLE))
+
+
+def said_of(
+    folder: Path,
+    manifest: object,
+    readers: Mapping[str, Reader],
+    nullable: Collection[str] = (),
+) -> dict[str, Any]:
+    """What a model says of the keys of these readers; what it does not say is not there.
+
+    Args:
+        readers: key → what makes its value of JSON, or raises `Wrong`.
+        nullable: keys that may be null, which says nothing.
+
+    Raises:
+        BadOption: as `read`.
+    """
     found: dict[str, Any] = {}
     model = manifest.get("model") if isinstance(manifest, Mapping) else None
     if isinstance(model, Mapping) and model.get("options") is not None:
-        found = _parsed(model["options"], "the manifest's model.options")
+        found = _parsed(model["options"], "the manifest's model.options", readers, nullable)
     said = json_file(folder / FILE)
-    return Options(**found | _parsed({} if said is None else said, FILE))
+    return found | _parsed({} if said is None else said, FILE, readers, nullable)
 
 
 def json_file(path: Path) -> Any:

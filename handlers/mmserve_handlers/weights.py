@@ -29,6 +29,8 @@ NAMES = (
     "pytorch_model.bin.index.json",
     "model.pt",
 )
+#: Where trainers put the state dict when they save more beside it.
+_STATE_KEYS = ("state_dict", "model_state_dict", "model")
 _GIT_LFS = b"version https://git-lfs"
 log = logging.getLogger(__name__)
 
@@ -104,6 +106,11 @@ def _safetensors(path: Path) -> dict[str, torch.Tensor]:
 
 def _pickled(path: Path) -> dict[str, torch.Tensor]:
     is_mappable = zipfile.is_zipfile(path)
+    if is_mappable and _is_torchscript(path):
+        raise BadWeights(
+            f"{path.name} is TorchScript, not tensors by name; "
+            f"torch.save(model.state_dict(), {path.name!r}) writes what is needed"
+        )
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about files that are none
@@ -118,11 +125,21 @@ def _pickled(path: Path) -> dict[str, torch.Tensor]:
             "Save it as model.safetensors",
             path.name,
         )
-    if isinstance(said, Mapping) and isinstance(said.get("state_dict"), Mapping):
-        said = said["state_dict"]
+    for key in _STATE_KEYS if isinstance(said, Mapping) else ():
+        if isinstance(said.get(key), Mapping):
+            said = said[key]
+            break
     if not isinstance(said, Mapping) or not said or not all(map(_is_tensor, said.values())):
         raise _no_state(path)
     return {str(name): tensor for name, tensor in said.items()}
+
+
+def _is_torchscript(path: Path) -> bool:
+    try:
+        with zipfile.ZipFile(path) as inside:
+            return any(name.endswith("/constants.pkl") for name in inside.namelist())
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError):
+        return False  # whoever loads it will say what is wrong
 
 
 def _is_tensor(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -160,3 +161,16 @@ def test_what_does_not_fit_is_named() -> None:
         fill(model, {"weight": STATE["weight"]}, hint="Do this")
     with pytest.raises(BadWeights, match=r"weight has the shape \(3, 2\) .* \(2, 3\)"):
         fill(model, STATE | {"weight": torch.ones(3, 2)})
+
+
+@pytest.mark.parametrize("key", ["state_dict", "model_state_dict", "model"])
+def test_what_trainers_save_beside_the_weights_is_left_out(tmp_path: Path, key: str) -> None:
+    torch.save({key: {"a": torch.ones(2)}, "epoch": 3}, tmp_path / "model.pt")
+    assert load_state(tmp_path)["a"].tolist() == [1, 1]
+
+
+def test_torchscript_is_told_apart(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:  # as `torch.jit.save` leaves it
+        file.writestr("model/constants.pkl", b"")
+    with pytest.raises(BadWeights, match=r"model\.pt is TorchScript, not tensors by name"):
+        load_state(tmp_path)
