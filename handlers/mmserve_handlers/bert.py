@@ -12,13 +12,17 @@ from `architectures` in `config.json`:
 
 `tasks/` says what each takes and answers, `options.py` what else may stand in `model.json`.
 Weights are mapped from their file, so that workers of one model share its pages.
+
+    python -m mmserve_handlers.bert FOLDER      loads it as a worker would; says what it serves
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import logging
 import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -83,8 +87,11 @@ _TASK_OF = {served.architecture: task for task, served in _SERVED.items()} | {
 class Service:
     """One loaded model."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, chosen: options.Options | None = None) -> None:
         """Loads tokenizer and weights from the model's directory; asks nothing of a network.
+
+        Args:
+            chosen: in the place of the options that lie in the directory.
 
         Raises:
             ValueError: something in the folder will not do; says what, and what to do.
@@ -92,13 +99,13 @@ class Service:
         folder = Path(context.system_properties["model_dir"])
         # Its lines would fill the worker's log. The library leaves this function untyped.
         transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call,unused-ignore]
-        self.options = options.read(folder, getattr(context, "manifest", None))
+        self.options = chosen or options.read(folder, getattr(context, "manifest", None))
         said = config_of(folder)
         self.name = task_of(self.options.task, said, folder)
         served = _SERVED[self.name]
         self.device = device(self.options.device, context.system_properties.get("gpu_id"))
         state = named_for(served, weights.load_state(folder), said)
-        labels = labels_of(served, said, self.options.labels, state)
+        self.labels = labels = labels_of(served, said, self.options.labels, state)
         model = _model(served, said, labels, state)
         tokenizer = _tokenizer(folder)
         _check_vocabulary(tokenizer, model.config)
@@ -464,3 +471,39 @@ def handle(data: Sequence[Item] | None, context: Context) -> list[bytes] | None:
     if _service is None:
         _service = Service(context)
     return None if data is None else _service.handle(data, context)
+
+
+class _Alone:
+    """A context without a server."""
+
+    model_name = "model"
+
+    def __init__(self, folder: Path) -> None:
+        self.system_properties: Mapping[str, Any] = {"model_dir": str(folder), "gpu_id": None}
+
+    def get_request_header(self, idx: int, key: str) -> Any:
+        return None
+
+    def set_response_content_type(self, idx: int, value: str) -> None: ...
+
+    def set_response_status(self, code: int = 200, phrase: str = "", idx: int = 0) -> None: ...
+
+
+def main(words: Sequence[str]) -> int:
+    """Loads a folder on the CPU: 0 and a line on what it serves, or 1 and why it cannot be."""
+    folder = Path(words[0])
+    try:
+        chosen = options.read(folder)
+        # It may be meant for another machine than this one.
+        chosen = dataclasses.replace(chosen, device="cpu", precision="fp32")
+        service = Service(_Alone(folder), chosen)
+    except ValueError as wrong:
+        print(" ".join(str(wrong).split()))
+        return 1
+    labels = service.labels
+    print(f"{service.name}{f', {len(labels)} labels: ' if labels else ''}{', '.join(labels[:8])}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

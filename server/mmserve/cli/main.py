@@ -145,7 +145,9 @@ def _parser() -> argparse.ArgumentParser:
     stop = _command(commands, "stop", "stop the server, requests in work end", _STOP)
     stop.set_defaults(run=_stop)
 
-    commands.add_parser("archive", help="make a model archive (the same as model-archiver)")
+    commands.add_parser(
+        "archive", help="make a model archive, as model-archiver; or: archive bert, archive resnet"
+    )
 
     config = _command(commands, "config", "show the settings", _CONFIG)
     launcher.add_server_flags(config)
@@ -321,6 +323,10 @@ def _stop(flags: argparse.Namespace) -> int:
 
 
 def _archive(argv: list[str]) -> int:
+    if argv[:1] == ["bert"]:
+        from mmserve.cli import archive_bert
+
+        return archive_bert.main(argv[1:], on_written=print)
     if argv[:1] == ["resnet"]:
         from mmserve.cli import archive_resnet
 

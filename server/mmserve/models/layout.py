@@ -1,8 +1,13 @@
-"""What lies in a model's folder: its manifest, and the modules it brings."""
+"""What lies in a model's folder: its manifest, and the modules it brings.
+
+A folder without a manifest that transformers' `save_pretrained` wrote is served as it is, where
+there is a handler of ours for its kind of model.
+"""
 
 from __future__ import annotations
 
 import importlib.machinery
+import json
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -17,6 +22,19 @@ from mmserve.models.source import is_within
 
 MAX_MANIFEST_BYTES = 1 << 20
 
+#: `model_type` of a config.json → who serves it.
+_HANDLERS = {
+    "bert": "mmserve_handlers.bert:handle",
+    "resnet": "mmserve_handlers.resnet:handle",
+}
+_WEIGHTS = (
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "pytorch_model.bin",
+    "pytorch_model.bin.index.json",
+    "model.pt",
+)
+
 #: Sources looked at for the libraries they name; a model with more is taken to name them all.
 _MAX_SOURCES = 200
 _MAX_SOURCE_BYTES = 4 << 20
@@ -28,7 +46,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes:
         directory: that of the model itself; one folder deeper where an archive wraps its files.
-        manifest: an empty one where there is none.
+        manifest: where there is none, an empty one, or what the files tell.
         top_names: modules and packages at the top, as `import` calls them.
         code_names: the same of the folder `code`.
     """
@@ -55,9 +73,11 @@ def read_layout(directory: Path, bounds: Path | None) -> Layout:
     if found is None and (name := wrapper(top)) is not None:
         inner = directory / name
         if bounds is None or is_within(inner, bounds):
-            found = _manifest_below(inner, bounds)
+            found = _manifest_below(inner, bounds) or _guess(inner, bounds)
             if found is not None:
                 directory, top = inner, _entries(inner)
+    if found is None:
+        found = _guess(directory, bounds)
     code = directory / "code"
     return Layout(
         directory=str(directory),
@@ -128,6 +148,23 @@ def _manifest_below(directory: Path, bounds: Path | None) -> Manifest | None:
         if text is not None:
             return read(text)
     return None
+
+
+def _guess(directory: Path, bounds: Path | None) -> Manifest | None:
+    """What a folder of weights tells of itself; None where it is none, or of a kind unknown."""
+    if not any((directory / name).is_file() for name in _WEIGHTS):
+        return None
+    text = _text(directory / "config.json", bounds)
+    try:
+        said = json.loads(text or "")
+        handler = _HANDLERS.get(said["model_type"])
+    except (ValueError, RecursionError, KeyError, TypeError):
+        return None
+    if handler is None:
+        return None
+    # The folder that an archive was unpacked into has a name of ours.
+    is_own = bounds is not None and directory.resolve() == bounds
+    return Manifest(guessed_name=None if is_own else directory.name, guessed_handler=handler)
 
 
 def _text(path: Path, bounds: Path | None) -> str | None:

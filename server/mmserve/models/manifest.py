@@ -32,6 +32,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         has_engine: there is an `engine` object, which must then have a name.
         engine: its name.
         text: the file, for the handler's context; "" where there is none.
+        guessed_name, guessed_handler: what the files tell where nobody says anything; weakest.
     """
 
     model_name: str | None = None
@@ -41,6 +42,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     has_engine: bool = False
     engine: str | None = None
     text: str = ""
+    guessed_name: str | None = None
+    guessed_handler: str | None = None
 
 
 class Overrides(msgspec.Struct, frozen=True, kw_only=True):
@@ -119,6 +122,7 @@ def resolve(manifest: Manifest, overrides: Overrides) -> Resolved:
     """
     name = overrides.model_name or manifest.model_name or overrides.default_name
     handler = overrides.handler or manifest.handler or overrides.default_handler
+    name, handler = name or manifest.guessed_name, handler or manifest.guessed_handler
     runtime = overrides.runtime or manifest.runtime
     if not name:
         raise InvalidModel("Model name is not defined.")
