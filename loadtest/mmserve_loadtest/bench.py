@@ -12,8 +12,9 @@ import msgspec
 from mmserve_loadtest.progress import Ticker
 from mmserve_loadtest.results import Results, table
 from mmserve_loadtest.rounds import MOST_ROUNDS, Rounds, Side
-from mmserve_loadtest.servers import Server, Subject, running
+from mmserve_loadtest.servers import Server, ServerFailed, Subject, running
 from mmserve_loadtest.stats import LEAST_ROUNDS
+from mmserve_loadtest.tally import Outcome
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,3 +98,13 @@ def exit_status(rounds: Rounds) -> int:
     """0 when every bar is met, 1 when one is missed, 3 when one is void."""
     verdicts = {measure.verdict(comparison) for measure, comparison in rounds.comparisons()}
     return 1 if "missed" in verdicts else 3 if "void" in verdicts else 0
+
+
+def refuse_failures(server: Server, outcome: Outcome) -> None:
+    """Raises ServerFailed when a request had no good reply: what failed took no time."""
+    if outcome.failures:
+        raise ServerFailed(
+            f"{server.subject.name} failed {outcome.failures} requests: statuses "
+            f"{outcome.statuses}, {outcome.timeouts} timeouts, "
+            f"{outcome.connection_errors} connection errors"
+        )

@@ -18,6 +18,7 @@ from mmserve_loadtest.bench import (
     exit_status,
     model_store,
     record,
+    refuse_failures,
     verdict_table,
 )
 from mmserve_loadtest.client import call
@@ -236,8 +237,12 @@ def _pings(server: Server, duration_s: float) -> Plan:
     )
 
 
-def _ping_while_loading(server: Server, url: str) -> float:
-    """99th percentile in ms of the pings that were due between `POST /models` and its answer."""
+def ping_while_loading(server: Server, url: str) -> float:
+    """99th percentile in ms of the pings that were due between `POST /models` and its answer.
+
+    Raises:
+        ServerFailed: some were not answered, or with an error: no percentile would show it.
+    """
 
     async def both() -> Outcome:
         plan = msgspec.structs.replace(_pings(server, 300.0), warmup_s=0)
@@ -245,7 +250,9 @@ def _ping_while_loading(server: Server, url: str) -> float:
         return outcome
 
     with asyncio.Runner(loop_factory=new_event_loop) as runner:
-        return runner.run(both()).latency_ms.p99
+        outcome = runner.run(both())
+    refuse_failures(server, outcome)
+    return outcome.latency_ms.p99
 
 
 def _ping(pair: Pair, url: str, loads: int, results: Results, ticker: Ticker) -> int:
@@ -256,8 +263,10 @@ def _ping(pair: Pair, url: str, loads: int, results: Results, ticker: Ticker) ->
         for server in pair:
             name = server.subject.name
             ticker.step(f"load {number} of {loads}: /ping of {name}")
-            idle[name].append(run(_pings(server, IDLE_S)).latency_ms.p99)
-            loading[name].append(_ping_while_loading(server, url))
+            calm = run(_pings(server, IDLE_S))
+            refuse_failures(server, calm)
+            idle[name].append(calm.latency_ms.p99)
+            loading[name].append(ping_while_loading(server, url))
             _unload(server)
     rows, excess_ms = [], {}
     for name in idle:

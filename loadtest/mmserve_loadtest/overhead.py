@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from mmserve_loadtest.bench import Options, both, exit_status, model_store, record, verdict_table
+from mmserve_loadtest.bench import (
+    Options,
+    both,
+    exit_status,
+    model_store,
+    record,
+    refuse_failures,
+    verdict_table,
+)
 from mmserve_loadtest.load import run
 from mmserve_loadtest.models import write_noop
 from mmserve_loadtest.progress import Ticker
@@ -109,17 +117,8 @@ def _measured(server: Server, plan: Plan, ticker: Ticker) -> Outcome:
     """What came of the plan, carried out again while the machine stands still in between."""
     for _ in range(TRIES):
         outcome = run(plan, ticker.tell)
-        _refuse_failures(server, outcome)
+        refuse_failures(server, outcome)
         if outcome.longest_pause_ms <= PAUSE_LIMIT_MS:
             return outcome
         ticker.say(f"the generator stood still for {outcome.longest_pause_ms:,.0f} ms; once more")
     raise ServerFailed(f"this machine stands still too often to measure {server.subject.name}")
-
-
-def _refuse_failures(server: Server, outcome: Outcome) -> None:
-    if outcome.failures:
-        raise ServerFailed(
-            f"{server.subject.name} failed {outcome.failures} requests: statuses "
-            f"{outcome.statuses}, {outcome.timeouts} timeouts, "
-            f"{outcome.connection_errors} connection errors"
-        )

@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 IGNORES_SIGTERM = "import signal; signal.signal(15, signal.SIG_IGN); signal.pause()"
@@ -38,13 +39,16 @@ class Answers(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        self._answer(500 if self.path == "/broken" else 200, told)
+        status = {"/broken": 500, "/ping": int(os.environ.get("STAND_IN_PING", 200))}
+        self._answer(status.get(self.path, 200), told)
 
     def do_POST(self) -> None:
         self.rfile.read(int(self.headers.get("content-length", 0)))
         if self.path.startswith("/predictions/"):
             self._answer(200, {"pid": workers[next(turns) % len(workers)].pid})
             return
+        if self.path.startswith("/models") and "STAND_IN_PING" in os.environ:
+            time.sleep(0.3)  # a load that pings may fall into
         workers.append(subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]))
         self._answer(200, {"status": "done"})
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -10,7 +11,10 @@ from typing import Any
 
 import pytest
 
+from mmserve_loadtest import processes
+from mmserve_loadtest.coldstart import ping_while_loading
 from mmserve_loadtest.main import main
+from mmserve_loadtest.servers import ServerFailed, Subject, running
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
@@ -103,6 +107,37 @@ def test_overhead_measures_both_in_turn_and_tells_the_ratio(
     assert sorted(loads) == sorted((name, n) for name in ("MMS", "mmserve") for n in (1, 16, 64))
     compared = [line for line in lines if line["kind"] == "overhead"]
     assert [line["verdict"] for line in compared] == ["void"] * 3
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_comparison_that_is_interrupted_stops_both_servers(
+    stand_ins: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    with_java(tmp_path, monkeypatch)
+    command = [sys.executable, "-m", "mmserve_loadtest", "overhead", *stand_ins, "--warm", "600"]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as bench:
+        assert bench.stderr is not None
+        told = [next(bench.stderr)]
+        while "warming" not in told[-1]:
+            told.append(next(bench.stderr))
+        started = processes.of_run("", bench.pid) - {bench.pid}
+        assert len(started) >= 4  # two servers, each with a worker and a child
+        bench.send_signal(number)
+        assert "the servers are stopped too" in bench.stderr.read()
+        assert bench.wait(30) == 130
+    assert not [pid for pid in started if processes.of_run("", pid)]
+
+
+def test_pings_that_fail_while_a_model_loads_are_no_measurement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their latencies are those of the pings that were answered: the others would not show."""
+    with_java(tmp_path, monkeypatch)
+    monkeypatch.setenv("STAND_IN_PING", "503")
+    stand_in = Path(__file__).with_name("standin.py")
+    subject = Subject(name="stand-in", command=(sys.executable, str(stand_in)), version="1")
+    with running(subject, tmp_path) as server, pytest.raises(ServerFailed, match="503"):
+        ping_while_loading(server, "m")
 
 
 @pytest.mark.slow
