@@ -123,13 +123,13 @@ class Zygote:
             _kill_all_descendants()
 
     def _obey(self) -> bool:
-        messages = self._link.receive()
-        for message, fds in messages or ():
+        is_open = self._link.receive()
+        for message, fds in self._link.messages():
             if isinstance(message, Start):
                 self._start(message, fds)
             elif isinstance(message, Signal) and platform.is_own_child(message.pid):
                 platform.signal_child(message.pid, message.number)
-        return messages is not None
+        return is_open
 
     def _start(self, order: Start, fds: list[int]) -> None:
         try:
@@ -148,7 +148,7 @@ class Zygote:
         """The child's side of a start. `_last_words` ends it: it never returns into the loop."""
         with _last_words():
             self._children.forget()
-            self._link.socket.close()
+            self._link.let_go()
             wire, out, err, *control = fds
             alarm = _settle(self._liveness_fd, out, err, order.environ)
             match order.kind:
@@ -193,8 +193,8 @@ def serve_as_library(link: BlockingLink, liveness_fd: int, modules: list[str]) -
     for _ in platform.into_huge_pages():
         if select.select([link.socket], [], [], 0)[0]:
             break  # who wants a worker does not wait; from the first fork on memory is shared
-    while (messages := link.receive()) is not None:
-        for order, fds in messages:
+    while link.receive():
+        for order, fds in link.messages():
             if isinstance(order, Spawn):
                 _spawn(link, liveness_fd, order, fds, _worker_or_template)
 
@@ -234,10 +234,9 @@ def serve_as_template(wire_fd: int, link: BlockingLink, liveness_fd: int) -> Non
             take_own_threads()
             runtime.serve_batches(channel, model)
             leave(0)
-        messages = link.receive()
-        if messages is None:
+        if not link.receive():
             return
-        for order, fds in messages:
+        for order, fds in link.messages():
             if isinstance(order, Spawn):
                 _spawn(link, liveness_fd, order, fds, work)
 
@@ -261,7 +260,7 @@ def _spawn(
                     os._exit(0)
                 os.close(read)
                 os.close(write)
-                link.socket.close()
+                link.let_go()
                 wire, out, err, *control = fds
                 _settle(liveness_fd, out, err, order.environ)
                 work(wire, control, liveness_fd)

@@ -191,6 +191,31 @@ def test_a_large_environment_reaches_many_workers_at_once(write: Write, preload:
     run(test())
 
 
+@pytest.mark.parametrize("imports", [(), ("colorsys",)])
+def test_no_worker_holds_what_is_another_ones(write: Write, imports: tuple[str, ...]) -> None:
+    """Else the end of that one's wire would not be seen. Orders come in pieces, and together."""
+
+    async def test() -> None:
+        async with open_house(*imports) as house:
+            await house.zygote.library.settled.wait()
+            environ = {f"BIG_{n}": str(n) * 100_000 for n in range(10)} | dict(os.environ)
+            model = house.model(write(PID), environ=environ)
+            held = []
+            for _ in range(3):
+                for slot in await model.start(6):
+                    assert slot.worker is not None
+                    held.append(
+                        sorted(
+                            os.readlink(path).partition(":")[0]
+                            for path in Path(f"/proc/{slot.worker.pid}/fd").iterdir()
+                        )
+                    )
+            assert held == [held[0]] * len(held)
+            assert held[0].count("socket") == 1
+
+    run(test())
+
+
 def test_workers_live_on_when_the_zygote_dies(write: Write) -> None:
     async def test() -> None:
         async with open_house() as house:

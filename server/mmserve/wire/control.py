@@ -7,9 +7,11 @@ body; descriptors travel with its first byte.
 from __future__ import annotations
 
 import contextlib
+import os
 import socket
 import struct
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 
 import msgspec
 
@@ -131,16 +133,19 @@ class Unpacker:
     """`feed(data, fds)` → messages with their descriptors, right for any split of the bytes.
 
     All messages of one direction carry a known number of descriptors: `fds_of(message)`.
+
+    Attributes:
+        fds: that came, with messages that are not complete.
     """
 
     def __init__(self, kind: object) -> None:
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._data = bytearray()
-        self._fds: list[int] = []
+        self.fds: list[int] = []
 
     def feed(self, data: bytes, fds: Sequence[int] = ()) -> list[tuple[msgspec.Struct, list[int]]]:
         self._data += data
-        self._fds += fds
+        self.fds += fds
         found = []
         while len(self._data) >= 4:
             (size,) = _SIZE.unpack_from(self._data)
@@ -149,8 +154,8 @@ class Unpacker:
             message = self._decoder.decode(bytes(self._data[4 : 4 + size]))
             del self._data[: 4 + size]
             count = fds_of(message)
-            found.append((message, self._fds[:count]))
-            del self._fds[:count]
+            found.append((message, self.fds[:count]))
+            del self.fds[:count]
         return found
 
 
@@ -162,19 +167,35 @@ def fds_of(message: msgspec.Struct) -> int:
 
 
 class BlockingLink:
-    """One end of a control link, for the processes that wait in `poll`."""
+    """One end of a control link, for the processes that wait in `poll` and fork."""
 
     def __init__(self, sock: socket.socket, kind: object) -> None:
         self.socket = sock
         self._unpacker = Unpacker(kind)
+        self._heard: deque[tuple[msgspec.Struct, list[int]]] = deque()
 
-    def receive(self) -> list[tuple[msgspec.Struct, list[int]]] | None:
-        """What has come, at least one read's worth; None at end-of-file."""
+    def receive(self) -> bool:
+        """Waits for one read's worth of what comes. False at end-of-file."""
         try:
             data, fds = receive_with_fds(self.socket, 1 << 16)
         except ConnectionError:
-            return None
-        return self._unpacker.feed(data, fds) if data else None
+            return False
+        self._heard += self._unpacker.feed(data, fds)
+        return bool(data)
+
+    def messages(self) -> Iterator[tuple[msgspec.Struct, list[int]]]:
+        """What was received and is complete; each with descriptors that are the caller's now."""
+        while self._heard:
+            yield self._heard.popleft()
+
+    def let_go(self) -> None:
+        """In a fork: closes the socket, and what came with orders that are not for it.
+
+        A worker that held another one's wire would hide its end from the front.
+        """
+        self.socket.close()
+        for fd in [*self._unpacker.fds, *(fd for _, fds in self._heard for fd in fds)]:
+            os.close(fd)
 
     def send(self, message: msgspec.Struct, fds: Sequence[int] = ()) -> None:
         """Says it, unless the other end is gone: `receive` will tell."""
