@@ -28,6 +28,7 @@ from mmserve.config.launch import (
     temp_dir,
 )
 from mmserve.config.load import Loaded, load_settings
+from mmserve.config.report import mask_urls
 from mmserve.config.settings import Settings
 from mmserve.errors import ConfigurationError, ServeError
 from mmserve.frontend.api import Api
@@ -204,12 +205,13 @@ class Server:
         try:
             entries = await fetcher.startup_models(settings.load_models)
         except ServeError as error:
-            log.error("load_models cannot be read", extra={"cause": str(error)})
-            return [settings.load_models]
+            log.error("load_models cannot be read", extra={"cause": mask_urls(str(error))})
+            return [mask_urls(settings.load_models)]
         failed = []
         for name, why in await registry.register_at_start(entries):
-            log.warning("Failed to load model: %s", name, extra={"cause": str(why)})
-            failed.append(name)
+            shown, cause = mask_urls(name), mask_urls(str(why))
+            log.warning("Failed to load model: %s", shown, extra={"cause": cause})
+            failed.append(shown)
         if settings.fail_on_startup_error and not failed:
             failed = await registry.failed_to_start()
         return failed

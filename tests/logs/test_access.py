@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mmserve.config.settings import Settings
 from mmserve.frontend.http import Exchange, Request
-from mmserve.logs.access import RequestLog, access_line
+from mmserve.logs.access import RequestLog, access_line, shown_target
 from mmserve.logs.journal import open_journal
 from mmserve.metrics.requests import RequestCounters
 from tests.metric_lines import parse_line
@@ -71,6 +71,31 @@ def test_the_line_is_that_of_multi_model_server() -> None:
         == '0.0.0.0 "GET /ping HTTP/1.0" 200 0'
     )
     assert access_line("[::1]:5", "GET", "/", "1.1", 200, 0).startswith('/[::1]:5 "GET')
+
+
+@pytest.mark.parametrize(
+    ("target", "shown"),
+    [
+        (
+            "/models?url=http://u:p@h/m.mar?sig=x&batch_size=1",
+            "/models?url=http://****@h/m.mar?****&batch_size=1",
+        ),
+        (
+            "/models/?a=b&model_url=https%3A%2F%2Fh%2Fm%3Fsig%3Dx",
+            "/models/?a=b&model_url=https://h/m?****",
+        ),
+        ("/models?u%72l=http://u:p@h/m", "/models?u%72l=http://****@h/m"),
+        ("/models?url=http://h/m.mar", "/models?url=http://h/m.mar"),
+        ("/models?url=m.mar?x", "/models?url=m.mar?x"),
+        ("/models?next_page_token=1", "/models?next_page_token=1"),
+        ("/predictions/m?url=http://h/x?y", "/predictions/m?url=http://h/x?y"),
+    ],
+)
+def test_the_url_of_a_registration_is_shown_where_nothing_in_it_is_secret(
+    target: str, shown: str
+) -> None:
+    assert shown_target(target) == shown
+    assert f" {shown} HTTP/" in access_line("1.2.3.4:5", "POST", target, "1.1", 200, 0)
 
 
 @given(st.text())

@@ -66,6 +66,30 @@ def test_a_start_ends_with_one_line_about_the_models_that_failed(start_server: S
     assert server.predict("good").status == 200
 
 
+def test_what_is_secret_in_a_url_is_not_logged_and_the_api_gives_it_back(
+    start_server: StartServer, home: Path
+) -> None:
+    archive = write_mar(home / "m.mar", PID).read_bytes()
+    with open_web() as web:
+        web.pages["/m.mar"] = archive
+        url = web.url.replace("//", "//user:hush@") + "/{}.mar?X-Amz-Signature=hush"
+        at_start, absent = url.format("m"), url.format("absent")
+        server = start_server(models=(f"a={at_start}", f"b={absent}", absent, "s3://hush@b/m"))
+        server.saw("some start-up models failed")
+        server.load(at_start, model_name="c")
+        assert server.register(at_start, model_name="d").status == 200
+        assert server.register(absent).status == 400
+        assert "hush" not in server.register("ftp://user:hush@host/m.mar").message
+    listed = server.manage("GET", "/models").json()["models"]
+    assert {model["modelUrl"] for model in listed} == {at_start}
+    assert server.manage("GET", "/models/c").json()["modelUrl"] == at_start
+    server.terminate()
+    assert server.exit_code() == 0
+    told = [server.output(), *(path.read_text() for path in server.logs.iterdir())]
+    assert not [line for text in told for line in text.splitlines() if "hush" in line]
+    assert "model loaded" in told[0]
+
+
 def test_a_start_where_all_goes_well_says_so(start_server: StartServer) -> None:
     server = start_server(archives={"m": PID}, models=("ALL",), default_workers_per_model=2)
     server.saw("all start-up models are loaded")

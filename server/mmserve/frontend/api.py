@@ -20,6 +20,7 @@ from mmserve.frontend.openapi import (
 )
 from mmserve.frontend.problems import JSON_TYPE, problem
 from mmserve.frontend.routes import INFERENCE, MANAGEMENT, Route, route_of
+from mmserve.logs.access import shown_target
 from mmserve.models.port import Models
 
 _log = logging.getLogger(__name__)
@@ -173,7 +174,9 @@ def _door(serve: Callable[[Exchange], None]) -> Application:
         except ServeError as error:
             exchange.reply(problem(error))
         except Exception as error:
-            _log.exception("request failed", extra={"target": exchange.request.target})
+            _log.exception(
+                "request failed", extra={"target": shown_target(exchange.request.target)}
+            )
             exchange.reply(problem(error))
 
     return application

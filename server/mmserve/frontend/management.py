@@ -17,6 +17,7 @@ from mmserve.frontend.http import Exchange, Response
 from mmserve.frontend.paging import page
 from mmserve.frontend.pretty import pretty
 from mmserve.frontend.problems import JSON_TYPE, problem
+from mmserve.logs.access import shown_target
 from mmserve.models.port import Models, Progress, Registration
 
 _log = logging.getLogger(__name__)
@@ -110,7 +111,9 @@ async def _answer(exchange: Exchange, act: Callable[[], Awaitable[Response]]) ->
         exchange.reply(problem(ShuttingDown()))
         raise
     except Exception as error:
-        _log.exception("management request failed", extra={"target": exchange.request.target})
+        _log.exception(
+            "management request failed", extra={"target": shown_target(exchange.request.target)}
+        )
         reply = problem(error)
     exchange.reply(reply)
 

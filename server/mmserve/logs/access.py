@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from time import time
 from typing import Protocol
+from urllib.parse import quote, unquote
 
+from mmserve.config.report import mask_urls
 from mmserve.config.settings import Settings
 from mmserve.logs.escape import escaped
 from mmserve.logs.journal import Journal
@@ -48,14 +50,37 @@ def access_line(
     Args:
         peer: address and port; `0.0.0.0` on a unix socket, which Multi Model Server shows without
             the slash (`AccessLogger`, 1.1.11).
-        target: path and query. Control characters, and the quote that would end the field, are
-            escaped.
+        target: path and query, as `shown_target` has them. Control characters, and the quote that
+            would end the field, are escaped.
         version: "1.1" or "1.0".
     """
+    target = shown_target(target)
     if not target.isprintable() or '"' in target:
         target = escaped(target.replace("\\", "\\\\").replace('"', '\\"'))
     slash = "" if peer == "0.0.0.0" else "/"
     return f'{slash}{peer} "{method} {target} HTTP/{version}" {status} {int(elapsed_s * 1000)}'
+
+
+def shown_target(target: str) -> str:
+    """A target for the log: the URL that a registration names has its secrets masked.
+
+    Such a URL may be presigned: whoever reads the log could fetch what it leads to.
+    """
+    if not target.startswith("/models"):
+        return target
+    path, mark, query = target.partition("?")
+    if not mark or path.rstrip("/") != "/models":
+        return target
+    return path + mark + "&".join(_shown_parameter(pair) for pair in query.split("&"))
+
+
+def _shown_parameter(pair: str) -> str:
+    name, equals, value = pair.partition("=")
+    if unquote(name) not in ("url", "model_url"):
+        return pair
+    text = unquote(value)
+    masked = mask_urls(text)
+    return pair if masked == text else name + equals + quote(masked, safe="/:?*@")
 
 
 class RequestLog:
@@ -99,7 +124,7 @@ class RequestLog:
             "request_id": request.id,
             "peer": request.peer,
             "method": request.method,
-            "target": request.target,
+            "target": shown_target(request.target),
             "status": status,
             "duration_ms": round(elapsed_s * 1000, 3),
             "bytes_out": bytes_out,

@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 
 from mmserve.config.launch import isolated_python
+from mmserve.config.report import mask_urls
 from mmserve.config.settings import Settings
 from mmserve.errors import BadRequest, ConfigurationError, StorageFailed
 from mmserve.models import folder
@@ -207,7 +208,7 @@ class Fetcher:
             except _Ended as error:
                 # One archive may have brought it down while it worked on several: another try.
                 if is_last:
-                    raise StorageFailed(f"{error} Its model was {url!r}.") from None
+                    raise StorageFailed(f"{error} Its model was {mask_urls(url)!r}.") from None
                 continue
             assert isinstance(answer, Brought)
             return self._fetched(answer)
@@ -228,7 +229,7 @@ class Fetcher:
             raise StorageFailed(str(error)) from None
         assert isinstance(answer, Listed)
         for warning in answer.warnings:
-            log.warning(warning)
+            log.warning(mask_urls(warning))
         return answer.models
 
     # Life

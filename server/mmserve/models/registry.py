@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 
 import msgspec
 
+from mmserve.config.report import mask_urls
 from mmserve.config.settings import Settings
 from mmserve.errors import (
     InvalidModel,
@@ -228,14 +229,17 @@ class Registry:
             raise
         name, workers = model.name, max(0, workers)
         if not workers:
-            log.info("model registered", extra={"model": name, "url": asked.url})
+            log.info("model registered", extra={"model": name, "url": mask_urls(asked.url)})
             return name, Progress.REGISTERED
         slots = self._resize(model, workers, workers)
         if not asked.synchronous:
             return name, Progress.STARTED
         failed = await first_failed(slots)
         if failed is None:
-            log.info("model loaded", extra={"model": name, "url": asked.url, "workers": workers})
+            log.info(
+                "model loaded",
+                extra={"model": name, "url": mask_urls(asked.url), "workers": workers},
+            )
             return name, Progress.DONE
         if model.removal is None and not failed.is_wanted:
             return name, Progress.PARTIAL  # somebody scaled it down meanwhile

@@ -123,7 +123,7 @@ def local_path(url: str, store: str | None) -> Path:
     if not url.strip():
         raise BadRequest("Parameter url is required.")
     if ".." in url:
-        raise SourceNotFound(f"Relative path is not allowed in url: {url}")
+        raise SourceNotFound(f"Relative path is not allowed in url: {shown(url)}")
     if not store:
         raise SourceNotFound("Model store has not been configured.")
     root = Path(os.path.abspath(store))  # noqa: PTH100 - links stay as they are written
@@ -134,7 +134,8 @@ def local_path(url: str, store: str | None) -> Path:
 
 
 def not_in_store(url: str, why: str = "") -> SourceNotFound:
-    return SourceNotFound(f"Model not found in model store: {url}" + (f" ({why})" if why else ""))
+    tail = f" ({why})" if why else ""
+    return SourceNotFound(f"Model not found in model store: {shown(url)}{tail}")
 
 
 def is_within(path: Path, bounds: Path) -> bool:
