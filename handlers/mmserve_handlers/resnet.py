@@ -17,8 +17,8 @@ Labels are lines of `labels.txt`, or in `model.json`, where everything has a def
 An image's short side is scaled to `resize` and its middle cut out, as torchvision's weights ask
 for (IMAGENET1K_V2 has 232). With `size` in their place it is scaled to a square instead. More
 keys: `interpolation`, `antialias`, `top_k`, `task`, `activation`, `weights` (the file's name),
-`max_pixels`, and `full_scale`, the brightest value of images that come as numbers. `"labels":
-"imagenet"` are the 1000 of ImageNet.
+`device`, `max_pixels`, and `full_scale`, the brightest value of images that come as numbers. The
+labels `"imagenet"` are its 1000. The same may stand in the manifest's `model.options`.
 
 Weights are mapped from the file, so workers share their pages, and never unpickled beyond tensors.
 
@@ -36,14 +36,11 @@ Answers, as JSON, or with `Accept: application/x-npy` as the numbers of all labe
 
 from __future__ import annotations
 
-import difflib
 import itertools
 import json
-import pickle
 import re
 import sys
 import types
-import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -57,7 +54,7 @@ from torchvision.models.resnet import (  # type: ignore[import-untyped,unused-ig
     ResNet,
 )
 
-from mmserve_handlers import images
+from mmserve_handlers import images, options, weights
 from mmserve_handlers.contract import BadInput, BadOutput, Context, Item, Refused
 from mmserve_handlers.images import Pixels, Preparation, ResizeAndCrop, Square
 from mmserve_handlers.replies import refuse, reply
@@ -70,26 +67,14 @@ CHUNK = 32
 DIGITS = 6
 TASKS = ("classify", "features")
 ACTIVATIONS = ("softmax", "sigmoid")
-EXAMPLE = (
-    '{"architecture": "resnet18", "labels": ["cat", "dog"], "resize": 256, "crop": 224, '
-    '"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}'
-)
 
 #: Of ImageNet, in red, green, blue. Source: torchvision's weights, IMAGENET1K_V1.
 MEAN, STD, RESIZE, CROP = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225), 256, 224
-_GREATEST_SIDE = 4096
 
 WEIGHTS = ("model.safetensors", "model.pt", "model.pth")
-#: Where trainers put the state dict when they save more beside it.
-_STATE_KEYS = ("state_dict", "model_state_dict", "model")
 _FIRST_BLOCK = "layer1.0.conv1.weight"
 
 # ------------------------------------------------------------------------------- model.json
-
-KEYS = (
-    "architecture", "labels", "resize", "crop", "size", "mean", "std", "interpolation",
-    "antialias", "full_scale", "top_k", "task", "activation", "weights", "max_pixels",
-)  # fmt: skip
 
 
 class Recipe(NamedTuple):
@@ -104,97 +89,55 @@ class Recipe(NamedTuple):
     activation: str | None
     weights: str | None
     max_pixels: int
+    device: str
 
 
-def recipe(folder: Path) -> Recipe:
-    """Reads `model.json` and `labels.txt`, each if it is there.
+def recipe(folder: Path, manifest: object = None) -> Recipe:
+    """Reads `model.json`, or the manifest's options, and `labels.txt`, each if it is there.
 
     Raises:
         ValueError: says which entry is missing or wrong, and what it should be.
     """
-    said = _said(folder / "model.json")
-    for key in said:
-        if key not in KEYS:
-            near = difflib.get_close_matches(key, KEYS, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(KEYS)}"
-            raise ValueError(f"model.json: {key[:80]!r} is no known key; {hint}")
-    found = Recipe(
-        architecture=_text(said, "architecture"),
-        labels=_labels(said, folder / "labels.txt"),
+    said = options.said_of(folder, manifest, _READERS)
+    labels = said.get("labels")
+    return Recipe(
+        architecture=said.get("architecture"),
+        labels=_lines(folder / "labels.txt") if labels is None else labels,
         prepare=_preparation(said),
-        full_scale=_number(said, "full_scale", 255.0),
-        top_k=_whole(said, "top_k", TOP_K, 1_000_000),
-        task=_choice(said, "task", TASKS),
-        activation=_choice(said, "activation", ACTIVATIONS),
-        weights=_text(said, "weights"),
-        max_pixels=_whole(said, "max_pixels", images.MAX_PIXELS, 1 << 40),
+        full_scale=said.get("full_scale", 255.0),
+        top_k=said.get("top_k", TOP_K),
+        task=said.get("task"),
+        activation=said.get("activation"),
+        weights=said.get("weights"),
+        max_pixels=said.get("max_pixels", images.MAX_PIXELS),
+        device=said.get("device", "auto"),
     )
-    if found.full_scale <= 0:
-        raise ValueError("model.json: full_scale must be above 0")
-    names = sorted(NAMES.values())
-    if found.architecture is not None and found.architecture not in names:
-        raise ValueError(f"model.json: architecture must be one of {', '.join(names)}")
-    if found.weights is not None and Path(found.weights).name != found.weights:
-        raise ValueError("model.json: weights must be the name of a file in the archive")
-    return found
-
-
-def _said(path: Path) -> dict[str, Any]:
-    try:
-        said = json.loads(path.read_text())
-    except FileNotFoundError:
-        return {}
-    except OSError as wrong:
-        raise ValueError(f"model.json cannot be read: {wrong.strerror}") from None
-    except ValueError as wrong:
-        raise ValueError(f"model.json is not JSON ({wrong}); write it like {EXAMPLE}") from None
-    if not isinstance(said, dict):
-        raise ValueError(f"model.json must be one object, like {EXAMPLE}")
-    return said
 
 
 def _preparation(said: Mapping[str, Any]) -> Preparation | None:
-    mean, std = _channels(said, "mean", MEAN), _channels(said, "std", STD)
-    if 0 in std:
-        raise ValueError("model.json: std must not be zero")
+    mean, std = said.get("mean", MEAN), said.get("std", STD)
     if "size" in said:
         if "resize" in said or "crop" in said:
-            raise ValueError(
-                "model.json: size scales to a square; resize and crop keep the shape and cut: "
+            raise options.BadOption(
+                f"{options.FILE}: size scales to a square; resize and crop keep the shape and cut: "
                 "say one or the other"
             )
-        return Square(_whole(said, "size", CROP, _GREATEST_SIDE), mean, std)
-    keys = {"resize", "crop", "mean", "std", "interpolation", "antialias"}
-    if not keys & said.keys():
+        return Square(said["size"], mean, std)
+    if not {"resize", "crop", "mean", "std", "interpolation", "antialias"} & said.keys():
         return None
-    crop = _whole(said, "crop", CROP, _GREATEST_SIDE)
+    crop = said.get("crop", CROP)
     return ResizeAndCrop(
-        resize=_whole(said, "resize", max(crop, RESIZE), _GREATEST_SIDE),
+        resize=said.get("resize", max(crop, RESIZE)),
         crop=crop,
         mean=mean,
         std=std,
-        interpolation=_choice(said, "interpolation", images.INTERPOLATIONS) or "bilinear",
-        antialias=said.get("antialias") is not False,
+        interpolation=said.get("interpolation", "bilinear"),
+        antialias=said.get("antialias", True),
     )
 
 
-def _labels(said: Mapping[str, Any], file: Path) -> list[str] | None:
-    labels = said.get("labels")
-    if labels == "imagenet":
-        categories = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.meta["categories"]
-        return list(map(str, categories))
-    if labels is not None:
-        if isinstance(labels, dict):  # as `id2label` has them
-            numbers = [str(number) for number in range(len(labels))]
-            if set(numbers) != set(labels):
-                raise ValueError("model.json: labels must be a list, or numbered from 0 on")
-            labels = [labels[number] for number in numbers]
-        is_list = isinstance(labels, list) and all(
-            isinstance(label, str | int | float) for label in labels
-        )
-        if not is_list or not labels:
-            raise ValueError('model.json: labels must be a list of texts, or "imagenet"')
-        return [str(label) for label in labels]
+def _lines(file: Path) -> list[str] | None:
+    """The labels of `labels.txt`; None where it is not there."""
     try:
         lines = file.read_text("utf-8-sig").splitlines()
     except FileNotFoundError:
@@ -209,41 +152,91 @@ def _labels(said: Mapping[str, Any], file: Path) -> list[str] | None:
     return lines
 
 
-def _text(said: Mapping[str, Any], key: str) -> str | None:
-    value = said.get(key)
-    if value is not None and not isinstance(value, str):
-        raise ValueError(f"model.json: {key} must be a text")
+def _labels(value: Any) -> list[str]:
+    """A list, or as `id2label` has them; they may be alike, as "crane" is twice in ImageNet."""
+    if value == "imagenet":
+        categories = torchvision.models.ResNet50_Weights.IMAGENET1K_V1.meta["categories"]
+        return list(map(str, categories))
+    if isinstance(value, dict):
+        numbers = [str(number) for number in range(len(value))]
+        if set(numbers) != set(value):
+            raise options.Wrong('an object names each by its place: {"0": "cat", "1": "dog"}')
+        value = [value[number] for number in numbers]
+    if not isinstance(value, list) or not value or not all(map(_is_label, value)):
+        raise options.Wrong('allowed is a list of texts, one for each output, or "imagenet"')
+    return [str(label) for label in value]
+
+
+def _is_label(value: object) -> bool:
+    return isinstance(value, str | int | float) and not isinstance(value, bool)
+
+
+def _file_name(value: Any) -> str:
+    if not isinstance(value, str) or Path(value).name != value:
+        raise options.Wrong("allowed is the name of a file in the archive")
     return value
 
 
-def _choice(said: Mapping[str, Any], key: str, choices: Sequence[str]) -> str | None:
-    value = _text(said, key)
-    if value is not None and value not in choices:
-        raise ValueError(f"model.json: {key} must be one of {', '.join(choices)}")
-    return value
-
-
-def _whole(said: Mapping[str, Any], key: str, default: int, greatest: int) -> int:
-    value = said.get(key, default)
-    if type(value) is not int or not 1 <= value <= greatest:
-        raise ValueError(f"model.json: {key} must be a whole number from 1 to {greatest}")
-    return value
-
-
-def _number(said: Mapping[str, Any], key: str, default: float) -> float:
-    value = said.get(key, default)
-    if type(value) not in (int, float) or abs(value) > 1e30:
-        raise ValueError(f"model.json: {key} must be a number")
+def _above_zero(value: Any) -> float:
+    if type(value) not in (int, float) or not 0 < value < 1e30:
+        raise options.Wrong("allowed are numbers above 0")
     return float(value)
 
 
-def _channels(said: Mapping[str, Any], key: str, default: Sequence[float]) -> list[float]:
-    value = said.get(key, default)
-    values = [value] if type(value) in (int, float) else value
-    if not isinstance(values, list | tuple) or len(values) not in (1, 3):
-        raise ValueError(f"model.json: {key} must be a list of one number or three")
-    return [_number({key: one}, key, 0.0) for one in values]
+def _device(value: Any) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value):
+        raise options.Wrong("allowed are auto, cpu, cuda and cuda:N")
+    return value
 
+
+def _mean(value: Any) -> list[float]:
+    values = value if isinstance(value, list) else [value]
+    if len(values) not in (1, 3) or not all(
+        type(one) in (int, float) and abs(one) < 1e30 for one in values
+    ):
+        raise options.Wrong("allowed are one number or three")
+    return [float(one) for one in values]
+
+
+def _std(value: Any) -> list[float]:
+    values = _mean(value)
+    if not all(one > 0 for one in values):
+        raise options.Wrong("allowed are one number or three, above 0")
+    return values
+
+
+# Source: torchvision.models.resnet. Kind of blocks, how many in each layer, groups, width.
+NAMES: Mapping[tuple[bool, tuple[int, int, int, int], int, int], str] = {
+    (False, (2, 2, 2, 2), 1, 64): "resnet18",
+    (False, (3, 4, 6, 3), 1, 64): "resnet34",
+    (True, (3, 4, 6, 3), 1, 64): "resnet50",
+    (True, (3, 4, 23, 3), 1, 64): "resnet101",
+    (True, (3, 8, 36, 3), 1, 64): "resnet152",
+    (True, (3, 4, 6, 3), 32, 4): "resnext50_32x4d",
+    (True, (3, 4, 23, 3), 32, 8): "resnext101_32x8d",
+    (True, (3, 4, 23, 3), 64, 4): "resnext101_64x4d",
+    (True, (3, 4, 6, 3), 1, 128): "wide_resnet50_2",
+    (True, (3, 4, 23, 3), 1, 128): "wide_resnet101_2",
+}
+
+_READERS: Mapping[str, options.Reader] = {
+    "architecture": options.one_of(tuple(NAMES.values())),
+    "labels": _labels,
+    "resize": options.whole(1, 4096),
+    "crop": options.whole(1, 4096),
+    "size": options.whole(1, 4096),
+    "mean": _mean,
+    "std": _std,
+    "interpolation": options.one_of(images.INTERPOLATIONS),
+    "antialias": options.truth,
+    "full_scale": _above_zero,
+    "top_k": options.whole(1),
+    "task": options.one_of(TASKS),
+    "activation": options.one_of(ACTIVATIONS),
+    "weights": _file_name,
+    "max_pixels": options.whole(1),
+    "device": _device,
+}
 
 # ------------------------------------------------------------------------------- weights
 
@@ -278,9 +271,9 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
     """A state dict, mapped from its file where the file allows it.
 
     Raises:
-        ValueError: the file is broken, or has something else in it; says what to save instead.
+        BadWeights: the file is broken, or has something else in it; says what to save instead.
     """
-    state = _unwrapped(_loaded(path), path.name)
+    state = weights.load_files([path])
     first = [key for key in state if key.endswith(_FIRST_BLOCK)]
     # `module.` of DataParallel, `_orig_mod.` of torch.compile, and what trainers wrap around.
     prefix = first[0].removesuffix(_FIRST_BLOCK) if len(first) == 1 else ""
@@ -289,60 +282,10 @@ def state_of(path: Path) -> dict[str, torch.Tensor]:
     return state
 
 
-def _loaded(path: Path) -> Any:
-    advice = f"save it with torch.save(model.state_dict(), '{path.name}')"
-    if path.suffix == ".safetensors":
-        from safetensors import SafetensorError
-        from safetensors.torch import load_file
-
-        try:
-            return load_file(path)
-        except (SafetensorError, ValueError, KeyError) as wrong:
-            raise ValueError(f"{path.name} is broken or cut short ({_line(wrong)})") from None
-    try:
-        is_zip = zipfile.is_zipfile(path)
-        is_script = is_zip and _is_torchscript(path)
-        # weights_only: a pickle from a stranger must not run code. Files older than torch 1.6, as
-        # some of torchvision's own are, cannot be mapped.
-        found = None if is_script else torch.load(path, mmap=is_zip, weights_only=True)
-    except MemoryError:
-        raise
-    except pickle.UnpicklingError as wrong:
-        # A truncated pickle is told by the same class as one that holds other things.
-        if "GLOBAL" not in str(wrong) and "Unsupported" not in str(wrong):
-            raise ValueError(f"{path.name} is broken or cut short: {advice}") from None
-        raise ValueError(
-            f"{path.name} holds more than tensors, and is loaded with weights_only: {advice}"
-        ) from None
-    except Exception as wrong:  # of a broken file: RuntimeError, EOFError, struct.error and more
-        raise ValueError(f"{path.name} is broken or cut short ({_line(wrong)}): {advice}") from None
-    if is_script:
-        raise ValueError(f"{path.name} is TorchScript, not a state dict: {advice}")
-    return found
-
-
-def _is_torchscript(path: Path) -> bool:
-    with zipfile.ZipFile(path) as inside:
-        return any(name.endswith("/constants.pkl") for name in inside.namelist())
-
-
 def _line(wrong: Exception) -> str:
     """The last line of what a library says, which is the most particular one."""
     lines = [line.strip() for line in str(wrong).splitlines() if line.strip()]
     return (lines or [type(wrong).__name__])[-1][:200]
-
-
-def _unwrapped(found: Any, name: str) -> dict[str, torch.Tensor]:
-    if isinstance(found, Mapping):
-        for key in _STATE_KEYS:
-            if isinstance(found.get(key), Mapping):
-                found = found[key]
-                break
-        if found and all(isinstance(value, torch.Tensor) for value in found.values()):
-            return dict(found)
-    raise ValueError(
-        f"{name} is no state dict; save it with torch.save(model.state_dict(), '{name}')"
-    )
 
 
 # ------------------------------------------------------------------------------- the network
@@ -371,21 +314,6 @@ class Shape(NamedTuple):
                 block, list(blocks), num_classes=classes, groups=groups, width_per_group=width
             )
         return network
-
-
-# Source: torchvision.models.resnet.
-NAMES: Mapping[tuple[bool, tuple[int, int, int, int], int, int], str] = {
-    (False, (2, 2, 2, 2), 1, 64): "resnet18",
-    (False, (3, 4, 6, 3), 1, 64): "resnet34",
-    (True, (3, 4, 6, 3), 1, 64): "resnet50",
-    (True, (3, 4, 23, 3), 1, 64): "resnet101",
-    (True, (3, 8, 36, 3), 1, 64): "resnet152",
-    (True, (3, 4, 6, 3), 32, 4): "resnext50_32x4d",
-    (True, (3, 4, 23, 3), 32, 8): "resnext101_32x8d",
-    (True, (3, 4, 23, 3), 64, 4): "resnext101_64x4d",
-    (True, (3, 4, 6, 3), 1, 128): "wide_resnet50_2",
-    (True, (3, 4, 23, 3), 1, 128): "wide_resnet101_2",
-}
 
 
 def shape_of(shapes: Mapping[str, Sequence[int]], file: str = "the file") -> Shape:
@@ -487,19 +415,15 @@ def transformers_network(folder: Path, device: torch.device) -> Network:
         config = ResNetConfig.from_pretrained(folder, local_files_only=True)
     except Exception as wrong:  # the library's own classes, which differ from release to release
         raise ValueError(f"config.json cannot be used ({_line(wrong)})") from None
-    candidates = [folder / name for name in ("model.safetensors", "pytorch_model.bin")]
-    path = next((one for one in candidates if one.is_file()), None)
-    if path is None:
-        raise FileNotFoundError("the archive has neither model.safetensors nor pytorch_model.bin")
-    state = _unwrapped(_loaded(path), path.name)
+    state = weights.load_state(folder)
     with torch.device("meta"):
         network = ResNetForImageClassification(config)
     head = {key: value for key, value in state.items() if key.startswith("classifier.")}
     body = {key.removeprefix("resnet."): state[key] for key in state if key not in head}
-    _assign(network.resnet, body, path.name, "the ResNet of config.json", device)
+    _assign(network.resnet, body, "the checkpoint", "the ResNet of config.json", device)
     if head:
         head = {key.removeprefix("classifier."): value for key, value in head.items()}
-        _assign(network.classifier, head, path.name, "the labels of config.json", device)
+        _assign(network.classifier, head, "the checkpoint", "the labels of config.json", device)
 
     def pooled(batch: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = network.resnet(batch).pooler_output
@@ -552,10 +476,8 @@ class Service:
                 fit; the message says which file and what it should be.
         """
         folder = Path(context.system_properties["model_dir"])
-        gpu_id = context.system_properties.get("gpu_id")
-        has_gpu = gpu_id is not None and torch.cuda.is_available()
-        self.device = torch.device(f"cuda:{gpu_id}" if has_gpu else "cpu")
-        self.recipe = recipe(folder)
+        self.recipe = recipe(folder, getattr(context, "manifest", None))
+        self.device = device_of(self.recipe.device, context.system_properties.get("gpu_id"))
         self.network = self._network(folder)
         labels = self.recipe.labels or self.network.labels
         self.labels = labels or [str(number) for number in range(self.network.classes)]
@@ -680,6 +602,28 @@ class Service:
         ]
 
 
+def device_of(chosen: str, gpu_id: object) -> torch.device:
+    """Where the network runs.
+
+    Args:
+        chosen: "auto", "cpu", "cuda" or "cuda:N".
+        gpu_id: the one that the server gave this worker, or None.
+
+    Raises:
+        BadOption: it is not there.
+    """
+    has_gpu = torch.cuda.is_available()
+    if chosen == "cpu" or (chosen == "auto" and (gpu_id is None or not has_gpu)):
+        return torch.device("cpu")
+    number = int(chosen[5:]) if chosen.startswith("cuda:") else int(str(gpu_id or 0))
+    if not has_gpu or number >= torch.cuda.device_count():
+        raise options.BadOption(
+            f"{options.FILE}: device is {json.dumps(chosen)}, and torch finds no such GPU here; "
+            "allowed are cpu, and auto, which takes what is there"
+        )
+    return torch.device("cuda", number)
+
+
 class _Asked(NamedTuple):
     images: list[torch.Tensor]
     is_list: bool
@@ -720,12 +664,12 @@ def handle(data: Sequence[Item] | None, context: Context) -> list[bytes] | None:
 # ------------------------------------------------------------------------------- beforehand
 
 
-def check(folder: Path, weights: Path | None = None) -> dict[str, Any]:
+def check(folder: Path, target: Path | None = None) -> dict[str, Any]:
     """Loads what an archive will hold, as a worker does, and tells what it is.
 
     Args:
         folder: the files.
-        weights: where the state dict of a network of torchvision is written, laid out as the CPU
+        target: where the state dict of a network of torchvision is written, laid out as the CPU
             likes it (channels_last, float32): workers then map it, and none converts a copy.
 
     Raises:
@@ -738,11 +682,11 @@ def check(folder: Path, weights: Path | None = None) -> dict[str, Any]:
     scores = features if network.head is None else network.head(features)
     if not torch.isfinite(scores).all():
         raise ValueError("the network answers a grey image with NaN or infinity: they are broken")
-    if weights is not None and isinstance(network.body, ResNet):
+    if target is not None and isinstance(network.body, ResNet):
         body = network.body.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]
         if isinstance(network.head, torch.nn.Linear):
             body.fc = network.head
-        torch.save(body.state_dict(), weights)
+        torch.save(body.state_dict(), target)
     labels = 0 if network.head is None else len(service.labels)
     return {"architecture": network.name, "labels": labels, "images": service.prepare.shape}
 

@@ -111,7 +111,7 @@ def test_broken_weights_make_no_archive(tmp_path: Path, capsys: pytest.CaptureFi
     broken = tmp_path / "x.pt"
     broken.write_bytes(b"PK\x03\x04")
     assert run(tmp_path, broken) == (1, [])
-    assert "model.pt is broken or cut short" in capsys.readouterr().err
+    assert "model.pt is damaged or cut short" in capsys.readouterr().err
 
 
 def test_it_is_a_word_of_the_archive_command(

@@ -449,24 +449,28 @@ def test_labels_that_are_not_exclusive_have_probabilities_of_their_own(tmp_path:
 @pytest.mark.parametrize(
     ("changed", "text"),
     [
-        ({"architecture": "vgg"}, "architecture must be one of resnet101, resnet152, resnet18"),
-        ({"architecture": 3}, "architecture must be a text"),
-        ({"labels": []}, "labels must be a list of texts"),
-        ({"labels": [[1]]}, "labels must be a list of texts"),
-        ({"labels": {"1": "a"}}, "numbered from 0"),
-        ({"size": "x"}, "size must be a whole number from 1"),
-        ({"size": 0}, "size must be a whole number from 1"),
+        (
+            {"architecture": "vgg"},
+            r"architecture is \"vgg\"; allowed are resnet18, resnet34, resnet50",
+        ),
+        ({"architecture": 3}, "architecture is 3; allowed are resnet18"),
+        ({"labels": []}, "labels is .*; allowed is a list of texts"),
+        ({"labels": [[1]]}, "labels is .*; allowed is a list of texts"),
+        ({"labels": {"1": "a"}}, "an object names each by its place"),
+        ({"size": "x"}, "size is .*; allowed are whole numbers from 1 to 4096"),
+        ({"size": 0}, "size is .*; allowed are whole numbers from 1 to 4096"),
         ({"resize": 256}, "say one or the other"),
-        ({"mean": "x"}, "mean must be a list of one number or three"),
-        ({"mean": [1, 2]}, "mean must be a list of one number or three"),
-        ({"mean": ["x"]}, "mean must be a number"),
+        ({"mean": "x"}, "mean is .*; allowed are one number or three"),
+        ({"mean": [1, 2]}, "mean is .*; allowed are one number or three"),
+        ({"mean": ["x"]}, "mean is .*; allowed are one number or three"),
         ({"std": [0]}, "std"),
-        ({"full_scale": 0}, "full_scale must be above 0"),
-        ({"task": "detect"}, "task must be one of classify, features"),
-        ({"weights": "../model.pt"}, "weights must be the name of a file"),
-        ({"sdt": [1]}, "'sdt' is no known key; did you mean 'std'"),
-        ({"xyzzy": 1}, "'xyzzy' is no known key; known are architecture, labels"),
-        ({"max_pixels": 0}, "max_pixels must be a whole number"),
+        ({"full_scale": 0}, "full_scale is 0; allowed are numbers above 0"),
+        ({"task": "detect"}, r"task is \"detect\"; allowed are classify, features"),
+        ({"weights": "../model.pt"}, "weights is .*; allowed is the name of a file in the archive"),
+        ({"sdt": [1]}, r"\"sdt\" is no known key; did you mean 'std'"),
+        ({"xyzzy": 1}, r"\"xyzzy\" is no known key; known are architecture, labels"),
+        ({"device": "tpu"}, "device is .*; allowed are auto, cpu, cuda and cuda:N"),
+        ({"max_pixels": 0}, "max_pixels is 0; allowed are whole numbers from 1"),
     ],
 )
 def test_a_wrong_recipe_is_refused_by_name(tmp_path: Path, changed: Any, text: str) -> None:
@@ -478,7 +482,7 @@ def test_a_wrong_recipe_is_refused_by_name(tmp_path: Path, changed: Any, text: s
 @pytest.mark.parametrize("text", ["{bad", "[]", "3"])
 def test_a_recipe_that_is_no_object_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "model.json").write_text(text)
-    with pytest.raises(ValueError, match=r"^model\.json .* like \{"):
+    with pytest.raises(ValueError, match=r"^model\.json (is not JSON|must hold an object)"):
         resnet.recipe(tmp_path)
 
 
@@ -486,10 +490,35 @@ def test_the_recipes_that_are_shown_work(tmp_path: Path) -> None:
     blocks = re.findall(r"^ *```json\n(.*?)^ *```", Path("README.md").read_text(), re.M | re.S)
     in_the_readme = [text for text in blocks if "architecture" in text]
     assert len(in_the_readme) == 1
-    for shown in (resnet.EXAMPLE, *in_the_readme):
+    for shown in in_the_readme:
         (tmp_path / "model.json").write_text(shown)
         found = resnet.recipe(tmp_path)
         assert found.architecture == "resnet18" and found.full_scale == 255
+
+
+def test_the_manifest_may_say_what_model_json_says(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "model.pt", tmp_path)
+    context: Any = Context(tmp_path)
+    context.manifest = {"model": {"options": {"size": 16, "labels": ["a", "b", "c", "d"]}}}
+    service = resnet.Service(context)
+    assert (service.labels, service.prepare.shape) == (["a", "b", "c", "d"], (3, 16, 16))
+
+
+def test_weights_older_than_the_counting_of_batches_are_served(
+    folder: Path, tmp_path: Path
+) -> None:
+    state = torch.load(folder / "model.pt", weights_only=True)
+    plain = {key: value for key, value in state.items() if "num_batches_tracked" not in key}
+    torch.save(plain, tmp_path / "model.pt")
+    (tmp_path / "model.json").write_text(json.dumps(RECIPE))
+    assert alike(Asking(tmp_path)(DIGIT)[0], Asking(folder)(DIGIT)[0])
+
+
+def test_a_gpu_that_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
+    shutil.copy(folder / "model.pt", tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps({**RECIPE, "device": "cuda:99"}))
+    with pytest.raises(ValueError, match=r'device is "cuda:99", and torch finds no such GPU'):
+        Asking(tmp_path)
 
 
 # What cannot be loaded
@@ -502,12 +531,12 @@ def damaged(raw: bytes) -> bytes:
 @pytest.mark.parametrize(
     ("name", "spoil", "text"),
     [
-        ("model.pt", damaged, "model.pt is broken or cut short"),
-        ("model.pt", lambda raw: b"", "model.pt is broken or cut short"),
-        ("model.pt", lambda raw: b"\x80\x02junk", "model.pt is broken or cut short"),
-        ("model.pt", lambda raw: bytes(4000), "model.pt is broken or cut short"),
-        ("model.safetensors", damaged, "model.safetensors is broken or cut short"),
-        ("model.safetensors", lambda raw: b"{}", "model.safetensors is broken or cut short"),
+        ("model.pt", damaged, "model.pt is damaged or cut short"),
+        ("model.pt", lambda raw: b"", "model.pt is damaged or cut short"),
+        ("model.pt", lambda raw: b"\x80\x02junk", "model.pt is damaged or cut short"),
+        ("model.pt", lambda raw: bytes(4000), "model.pt is damaged or cut short"),
+        ("model.safetensors", damaged, "model.safetensors is damaged or cut short"),
+        ("model.safetensors", lambda raw: b"{}", "model.safetensors is damaged or cut short"),
     ],
 )
 def test_broken_weights_are_named(
@@ -533,9 +562,7 @@ def test_a_pickle_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
             tmp_path / "model.pt",
             _use_new_zipfile_serialization=not legacy,
         )
-        with pytest.raises(
-            ValueError, match="holds more than tensors, and is loaded with weights_"
-        ):
+        with pytest.raises(ValueError, match="holds something else than tensors by name"):
             Asking(tmp_path)
     assert not (tmp_path / "ran").exists()
 
@@ -543,10 +570,10 @@ def test_a_pickle_that_runs_code_is_not_loaded(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "text"),
     [
-        (lambda: drawn("resnet18"), "holds more than tensors"),
-        (lambda: [1, 2], "no state dict; save it with torch.save"),
-        (lambda: {"epoch": 3}, "no state dict"),
-        (dict, "no state dict"),
+        (lambda: drawn("resnet18"), "holds something else than tensors by name"),
+        (lambda: [1, 2], "holds something else than tensors by name"),
+        (lambda: {"epoch": 3}, "holds something else than tensors by name"),
+        (dict, "holds something else than tensors by name"),
         (lambda: {"a.weight": torch.zeros(2)}, "not the weights of a ResNet .* it has a.weight"),
         (
             lambda: {**drawn("resnet18").state_dict(), "extra": torch.zeros(2)},
@@ -576,7 +603,7 @@ def test_what_is_not_the_weights_of_a_resnet_is_refused(
 def test_torchscript_is_told_apart(tmp_path: Path) -> None:
     with zipfile.ZipFile(tmp_path / "model.pt", "w") as file:  # as `torch.jit.save` leaves it
         file.writestr("model/constants.pkl", b"")
-    with pytest.raises(ValueError, match=r"model\.pt is TorchScript, not a state dict"):
+    with pytest.raises(ValueError, match=r"model\.pt is TorchScript, not tensors by name"):
         Asking(tmp_path)
 
 
@@ -624,7 +651,7 @@ def test_missing_files_are_named(tmp_path: Path) -> None:
     ("config", "text"),
     [
         ({"model_type": "bert"}, "config.json is of a bert; this handler serves ResNets"),
-        ({"model_type": "resnet"}, "neither model.safetensors nor pytorch_model.bin"),
+        ({"model_type": "resnet"}, "the archive has no weights; looked for model.safetensors"),
         ({"model_type": "resnet", "layer_type": "x"}, "config.json cannot be used"),
     ],
 )

@@ -164,11 +164,11 @@ def test_a_mistake_is_answered_and_the_worker_lives_on(
 @pytest.mark.parametrize(
     ("name", "weights", "said", "text"),
     [
-        ("cut", lambda: saved(state())[:5000], RECIPE, "model.pt is broken or cut short"),
+        ("cut", lambda: saved(state())[:5000], RECIPE, "model.pt is damaged or cut short"),
         ("vgg", lambda: saved({"a": torch.zeros(1)}), RECIPE, "not the weights of a ResNet"),
         ("fifty", lambda: saved(state()), {"architecture": "resnet50"}, "those of a resnet18"),
         ("two", lambda: saved(state()), {"labels": ["a", "b"]}, "there are 2 labels, and the"),
-        ("typo", lambda: saved(state()), {"sise": 3}, "'sise'"),
+        ("typo", lambda: saved(state()), {"sise": 3}, '"sise" is no known key'),
     ],
 )  # fmt: skip
 def test_an_archive_that_cannot_be_served_says_why(
