@@ -62,6 +62,18 @@ def test_the_first_thing_that_is_missing_is_told() -> None:
     )
 
 
+@pytest.mark.parametrize("character", ["\0", "\n", "\x1b", "\x7f", "\x85"])
+def test_a_name_with_control_characters_is_refused_wherever_it_comes_from(character: str) -> None:
+    name = f"a{character}b"
+    refusal = (
+        "The model's name must not contain control characters; the registration may give it another"
+    )
+    bad = parse(json.dumps({"model": {"modelName": name, "handler": "h"}}))
+    assert refusal in said(bad)
+    assert refusal in said(parse(json.dumps(FULL)), model_name=name)
+    assert resolve(bad, Overrides(model_name="é m/1")).name == "é m/1"
+
+
 @pytest.mark.parametrize("text", ['{"runtime": null}', '{"runtime": "Python"}', '{"runtime": 3}'])
 def test_a_runtime_that_is_none_can_be_repaired_by_the_registration(text: str) -> None:
     manifest = parse(text)

@@ -17,6 +17,8 @@ import msgspec
 
 from mmserve.errors import InvalidModel
 
+_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
+
 RUNTIMES = ("python", "python2", "python3")
 
 #: What Multi Model Server calls the manifest in this message; scripts match on the text.
@@ -118,7 +120,8 @@ def resolve(manifest: Manifest, overrides: Overrides) -> Resolved:
     """What the model is called and how it is run.
 
     Raises:
-        InvalidModel: something is missing; the first that is, in Multi Model Server's order.
+        InvalidModel: something is missing, the first that is, in Multi Model Server's order; or
+            the name has control characters.
     """
     name = overrides.model_name or manifest.model_name or overrides.default_name
     handler = overrides.handler or manifest.handler or overrides.default_handler
@@ -126,6 +129,11 @@ def resolve(manifest: Manifest, overrides: Overrides) -> Resolved:
     runtime = overrides.runtime or manifest.runtime
     if not name:
         raise InvalidModel("Model name is not defined.")
+    if _CONTROL.search(name):  # no request line, log or terminal would carry it as it is
+        raise InvalidModel(
+            "The model's name must not contain control characters; "
+            "the registration may give it another: model_name."
+        )
     if not handler:
         raise InvalidModel("Model handler is not defined.")
     if not runtime:
