@@ -102,7 +102,7 @@ def play(server: Server, scripts: Iterable[Script], files_url: str) -> Transcrip
                     case Gone(model):
                         _wait(server, _DESCRIBE._replace(path=f"/models/{model}"), 404)
                     case Clear(model):
-                        ask(server, _CLEAR._replace(path=f"/models/{model}"), files_url)
+                        _clear(server, model)
     return heard
 
 
@@ -123,6 +123,19 @@ def _wait(server: Server, exchange: Exchange, status: int) -> None:
         f"{server.subject.name}: {exchange.method} {exchange.path} is never {status}: {answer}\n"
         f"{server.output()[-2000:]}"
     )
+
+
+def _clear(server: Server, model: str) -> None:
+    """Unregisters until it is unknown: Multi Model Server may put it back once, when it was just
+    taking it out by itself. Raises ServerFailed when it stays."""
+    until = time.monotonic() + WAIT_LIMIT_S
+    while time.monotonic() < until:
+        ask(server, _CLEAR._replace(path=f"/models/{model}"), "")
+        answer = ask(server, _DESCRIBE._replace(path=f"/models/{model}"), "")
+        if isinstance(answer, Reply) and answer.status == 404:
+            return
+        time.sleep(WAIT_PAUSE_S)
+    raise ServerFailed(f"{server.subject.name}: {model} cannot be unregistered")
 
 
 def ask(server: Server, exchange: Exchange, files_url: str) -> Outcome:

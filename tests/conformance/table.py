@@ -705,6 +705,8 @@ def load_failures() -> Iterator[Step]:
             yield Exchange(f"{name}: predict", "POST", f"/predictions/{model}", b"x")
             yield unregister(f"{name}: unregister", model)
         yield Clear(model)
+    for name in LOAD_FAILURES:  # what was put back meanwhile would be on the pages below
+        yield Clear(f"f-{name}")
 
 
 def names() -> Iterator[Exchange]:
