@@ -253,8 +253,9 @@ from pathlib import Path
 from tests.workers.house import open_house
 
 async def main():
-    async with open_house() as house:
-        model = house.model(Path(sys.argv[1]))
+    start = sys.argv[2]
+    async with open_house(worker_start="fresh" if start == "fresh" else "fork") as house:
+        model = house.model(Path(sys.argv[1]), preload=start == "template")
         await model.start()
         running = model.ask()
         print(house.zygote.pid, flush=True)
@@ -264,12 +265,13 @@ asyncio.run(main())
 """
 
 
+@pytest.mark.parametrize("start", ["fork", "fresh", "template"])
 @pytest.mark.parametrize("with_zygote", [False, True])
-def test_nothing_outlives_a_killed_front(write: Write, with_zygote: bool) -> None:
+def test_nothing_outlives_a_killed_front(write: Write, with_zygote: bool, start: str) -> None:
     directory = write(SPINNING)
     root = str(Path(__file__).parents[2])
     front = subprocess.Popen(
-        [sys.executable, "-c", FRONT, str(directory)],
+        [sys.executable, "-c", FRONT, str(directory), start],
         stdout=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": root},
     )
@@ -284,6 +286,8 @@ def test_nothing_outlives_a_killed_front(write: Write, with_zygote: bool) -> Non
         worker = int((directory / "started").read_text())
         await until(lambda: len(platform.descendants(worker)) == 1)
         family = [front.pid, zygote, worker, *platform.descendants(worker)]
+        family += [pid for pid in platform.descendants(zygote) if pid not in family]
+        assert len(family) == (5 if start == "template" else 4)
         for pid in family[: 2 if with_zygote else 1]:
             os.kill(pid, signal.SIGKILL)
         front.wait()
