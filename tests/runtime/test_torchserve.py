@@ -257,7 +257,7 @@ def test_weights_that_need_code_are_refused_and_the_code_is_not_run(
     text = manifest("base_handler", modelFile="net.py", serializedFile="whole.pth")
     loaded = load(start, net[0], text).loaded
     assert isinstance(loaded, LoadFailed)
-    assert "whole.pth can be read only by running code that it holds" in loaded.cause
+    assert "whole.pth can be read only by running code that it names (net.Net)" in loaded.cause
     assert "torch.save(model.state_dict()" in loaded.cause
 
 

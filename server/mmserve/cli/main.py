@@ -323,6 +323,10 @@ def _stop(flags: argparse.Namespace) -> int:
 
 
 def _archive(argv: list[str]) -> int:
+    if argv[:1] == ["convert"]:
+        from mmserve.cli import archive_convert
+
+        return archive_convert.main(argv[1:], on_written=print)
     if argv[:1] == ["bert"]:
         from mmserve.cli import archive_bert
 

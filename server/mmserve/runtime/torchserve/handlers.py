@@ -22,6 +22,7 @@ from mmserve.runtime.torchserve.labels import (
     list_classes_from_module,
     load_label_mapping,
 )
+from mmserve.runtime.torchserve.pickles import needed_code
 
 LABELS = "index_to_name.json"
 
@@ -176,8 +177,8 @@ def _read_state(path: str, name: str, map_location: Any) -> Any:
         return torch.load(path, map_location=map_location, weights_only=True, mmap=mapped)
     except pickle.UnpicklingError as error:
         raise HandlerProblem(
-            f"{name} can be read only by running code that it holds ({_line(error)}), which is "
-            "not done. Save the weights alone: torch.save(model.state_dict(), …)."
+            f"{name} can be read only by running code that it names ({needed_code(error)}), which "
+            "is not done. Save the weights alone: torch.save(model.state_dict(), …)."
         ) from None
     except (RuntimeError, EOFError) as error:
         raise HandlerProblem(f"{name} is no file of torch.save ({_line(error)}).") from error
