@@ -46,6 +46,7 @@ from mmserve.metrics.requests import RequestCounters
 from mmserve.metrics.sampler import sample_host
 from mmserve.models.fetching import Fetcher, open_fetcher
 from mmserve.models.registry import Registry
+from mmserve.models.startup import in_list
 from mmserve.workers.launcher import Launcher
 from mmserve.workers.worker import Worker
 from mmserve.workers.zygote import DEFAULT_IMPORTS, Zygote
@@ -206,6 +207,8 @@ class Server:
             entries = await fetcher.startup_models(settings.load_models)
         except ServeError as error:
             log.error("load_models cannot be read", extra={"cause": mask_urls(str(error))})
+            for name, url in in_list(settings.load_models).models:
+                registry.miss(name, url)
             return [mask_urls(settings.load_models)]
         failed = []
         for name, why in await registry.register_at_start(entries):

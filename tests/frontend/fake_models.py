@@ -65,6 +65,7 @@ class FakeModels(Models):
         self.startup: list[str] = []
         self.asked: list[Registration] = []
         self.unhealthy = ""
+        self.missing: list[str] = []
 
     def add(self, name: str, *, workers: int = 1, at_start: bool = False) -> FakeModel:
         model = FakeModel(name, Registration(url=f"{name}.mar"), workers)
@@ -132,6 +133,9 @@ class FakeModels(Models):
 
     def health(self) -> str:
         return self.unhealthy or "Healthy"
+
+    def missing_at_start(self) -> list[str]:
+        return self.missing
 
     def sole_startup_model(self) -> str | None:
         return self.startup[0] if len(self.startup) == 1 else None

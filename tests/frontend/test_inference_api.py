@@ -367,6 +367,17 @@ def test_a_strict_ping_waits_for_each_model_of_the_start(health: str) -> None:
         assert (reply.json()["status"] == "Healthy") is (status == 200 and health == "Healthy")
 
 
+def test_a_strict_ping_misses_models_of_the_start_that_are_not_there() -> None:
+    models = FakeModels()
+    strict, lenient = House(models, ping_mode="ready"), House(models, ping_mode="live")
+    models.missing.append("gone")
+    assert strict.infer("GET", "/ping").status == 503
+    assert strict.infer("GET", "/ping").json() == {"status": "Unhealthy"}
+    assert lenient.infer("GET", "/ping").status == 200
+    models.missing.clear()
+    assert strict.infer("GET", "/ping").status == 200
+
+
 # Anything
 
 

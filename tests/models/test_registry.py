@@ -730,6 +730,32 @@ def test_who_failed_to_start_is_known(tmp_path: Path) -> None:
     in_hall(tmp_path, test)
 
 
+def test_models_of_the_start_are_missing_until_they_are_there_or_given_up(tmp_path: Path) -> None:
+    async def test(hall: Hall) -> None:
+        registry = hall.registry
+        hall.write("here/m")
+        entries = [(None, "here/m"), ("m", "here/m"), ("a", "x"), ("b", "y"), (None, "z.mar/c")]
+        await registry.register_at_start(entries)
+        assert registry.missing_at_start() == ["a", "b", "c"]  # `m` is there, whichever won
+        hall.write("x", load="raise ValueError")
+        with pytest.raises(WorkersFailed):
+            await hall.register("x", model_name="a")
+        assert registry.missing_at_start() == ["a", "b", "c"]
+        await hall.register("here/m", model_name="a")
+        assert registry.missing_at_start() == ["b", "c"]
+        hall.write("y")
+        await hall.register("y", model_name="of another name")
+        assert registry.missing_at_start() == ["c"]
+        await registry.unregister("c")
+        assert registry.missing_at_start() == []
+        await registry.unregister("a")
+        assert registry.missing_at_start() == []
+        with pytest.raises(ModelNotFound):
+            await registry.unregister("c")
+
+    in_hall(tmp_path, test)
+
+
 def test_a_model_of_the_start_is_none_when_registered_again(tmp_path: Path) -> None:
     async def test(hall: Hall) -> None:
         hall.write("m")

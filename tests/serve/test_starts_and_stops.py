@@ -109,6 +109,28 @@ def test_of_two_start_up_models_of_one_name_the_first_wins(start_server: StartSe
     assert server.output().count("'m' is used twice") == 1
 
 
+def test_a_strict_ping_misses_a_start_up_model_until_it_is_registered_or_given_up(
+    start_server: StartServer,
+) -> None:
+    server = start_server(
+        archives={"good": PID},
+        models=("good.mar", "gone=absent.mar", "late.mar"),
+        default_workers_per_model=1,
+        ping_mode="ready",
+    )
+    server.saw("some start-up models failed")
+    assert server.names() == ["good"]
+    assert server.ask("GET", "/ping").json() == {"status": "Unhealthy"}
+    assert server.ask("GET", "/ping").status == 503
+    server.load(server.add("late"))
+    assert server.ask("GET", "/ping").status == 503
+    assert server.unregister("gone").status == 200
+    assert server.ask("GET", "/ping").status == 200
+    assert server.unregister("gone").status == 404
+    assert server.unregister("late").status == 200
+    assert server.ask("GET", "/ping").status == 200
+
+
 @pytest.mark.parametrize(("model", "name"), [("gone=absent.mar", "gone"), ("bad.mar", "bad")])
 def test_a_start_that_must_not_fail_ends_the_server(
     start_server: StartServer, model: str, name: str

@@ -256,8 +256,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, rename={"num_workers":
         Literal["mms", "live", "ready"],
         _own(
             "`mms`: `/ping` is always 200. `live`: 200 while the server can work. `ready`: 503 "
-            "while a model loaded at start has no worker that is ready, or no worker is left at "
-            "all. On SageMaker `live` with many models, `ready` with one."
+            "while a model loaded at start is missing or has no worker that is ready, or no worker "
+            "is left at all. On SageMaker `live` with many models, `ready` with one."
         ),
     ] = "mms"
     management_token_file: Annotated[

@@ -29,9 +29,9 @@ class Inference:
 
     Args:
         models: takes the jobs.
-        ping_mode: `ready` answers 503 while a model of the start has no worker that is ready, or
-            no worker is left at all; any other always 200, as Multi Model Server does: the front
-            lives, whatever the text says.
+        ping_mode: `ready` answers 503 while a model of the start is missing or has no worker that
+            is ready, or no worker is left at all; any other always 200, as Multi Model Server
+            does: the front lives, whatever the text says.
         server_timing: whether replies carry `Server-Timing`.
     """
 
@@ -92,8 +92,8 @@ class Inference:
         exchange.reply(reply)
 
     def _has_loaded(self) -> bool:
-        """Whether each model of the start that wants workers has one that is ready."""
-        return all(
+        """Whether each model of the start is there, with a ready worker if it wants any."""
+        return not self._models.missing_at_start() and all(
             any(worker.status == "READY" for worker in model.workers)
             for model in (self._models.describe(name) for name, _ in self._models.names())
             if model.loadedAtStartup and model.minWorkers

@@ -86,7 +86,10 @@ class Models(Protocol):
         """
 
     async def unregister(self, name: str) -> None:
-        """Returns when its processes are reaped. Raises ModelNotFound, UnregisterTimedOut."""
+        """Returns when its processes are reaped, or the model is no longer missing.
+
+        Raises ModelNotFound, UnregisterTimedOut.
+        """
 
     async def scale(
         self, name: str, *, min_workers: int, max_workers: int, synchronous: bool
@@ -101,6 +104,9 @@ class Models(Protocol):
 
     def health(self) -> str:
         """`Healthy`, `Partial Healthy` or `Unhealthy`."""
+
+    def missing_at_start(self) -> list[str]:
+        """Models to be loaded at start that could not be registered, and are wanted still."""
 
     def sole_startup_model(self) -> str | None:
         """The one model loaded at start, where there is exactly one."""

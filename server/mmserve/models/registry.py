@@ -131,6 +131,7 @@ class Registry:
         self._reap_limit_s = reap_limit_s
         self._environ = worker_environment(environ, settings)
         self._models: dict[str, Model] = {}
+        self._missing: list[tuple[str, str]] = []  # (name, url) of the start, not registered
         self._leaving: set[Model] = set()  # unregistered, and not yet gone
         self._gpu_turn = 0
         self._ports = itertools.count(_FIRST_PORT)
@@ -156,7 +157,9 @@ class Registry:
     # Registering
 
     async def register(self, asked: Registration) -> tuple[str, Progress]:
-        return await self._enter(asked, await self._fetch(asked), is_startup=False)
+        name, progress = await self._enter(asked, await self._fetch(asked), is_startup=False)
+        self._settle_missing(name, asked.url)  # by its url: we may have guessed another name
+        return name, progress
 
     async def register_at_start(
         self, entries: Sequence[tuple[str | None, str]]
@@ -196,11 +199,28 @@ class Registry:
                 asked = Registration(url=url, model_name=name, synchronous=False)
                 entered.append(tasks.create_task(enter(at, asked)))
         outcomes = [task.result() for task in entered]
+        for (_, url), name, error in zip(entries, names, outcomes, strict=True):
+            if error is not None and (name is None or name not in self._models):
+                self.miss(name, url)
         return [
             (name or url, error)
             for (name, url), error in zip(entries, outcomes, strict=True)
             if error is not None
         ]
+
+    def miss(self, name: str | None, url: str) -> None:
+        """A model of the start could not be registered."""
+        self._missing.append((name or default_model_name(url) or url, url))
+
+    def missing_at_start(self) -> list[str]:
+        return [name for name, _ in self._missing]
+
+    def _settle_missing(self, name: str, url: str | None = None) -> bool:
+        """A missing model was registered, or given up. False where none was missing."""
+        missing = [each for each in self._missing if each[0] != name and each[1] != url]
+        was_missing = len(missing) < len(self._missing)
+        self._missing = missing
+        return was_missing
 
     async def _fetch(self, asked: Registration, default_name: str | None = None) -> Fetched:
         """Brings the archive. Raises ServeError."""
@@ -370,6 +390,9 @@ class Registry:
     # Unregistering
 
     async def unregister(self, name: str) -> None:
+        if name not in self._models and self._settle_missing(name):
+            log.info("missing model given up", extra={"model": name})
+            return
         model = self._find(name)
         timeout_s = self._settings.unregister_model_timeout
         removal = self._remove(model, timeout_s=timeout_s)
