@@ -35,7 +35,7 @@ from transformers import AutoTokenizer, BertConfig
 from transformers.models.bert import modeling_bert
 from transformers.utils import logging as transformers_logging
 
-from mmserve_handlers import encoder, options, weights
+from mmserve_handlers import encoder, options, precision, weights
 from mmserve_handlers.contract import BadOutput, Context, Item, Refused
 from mmserve_handlers.replies import refuse, reply
 from mmserve_handlers.tasks.answering import Answering
@@ -47,6 +47,7 @@ from mmserve_handlers.tasks.tokens import TokenLabels
 
 log = logging.getLogger(__name__)
 _CONFIG = "config.json"
+_OF_ONE_MODEL = f"The weights and {_CONFIG} are not of one model; copy both from one source"
 
 
 class _Served(NamedTuple):
@@ -56,6 +57,7 @@ class _Served(NamedTuple):
         architecture: of transformers.
         arguments: of its constructor, beside the configuration.
         head: a tensor that only weights for this task have; "" where there is none.
+        exact: layers that stay in float32 whatever the precision.
         has_labels: the head's rows are classes.
     """
 
@@ -63,20 +65,37 @@ class _Served(NamedTuple):
     architecture: str
     arguments: Mapping[str, Any]
     head: str
+    exact: Sequence[str] = ()
     has_labels: bool = False
 
 
 _SERVED: Mapping[str, _Served] = {
     options.EMBEDDINGS: _Served(Embeddings, "BertModel", {"add_pooling_layer": False}, ""),
-    options.ANSWERING: _Served(Answering, "BertForQuestionAnswering", {}, "qa_outputs.weight"),
+    options.ANSWERING: _Served(
+        Answering, "BertForQuestionAnswering", {}, "qa_outputs.weight", ["qa_outputs"]
+    ),
     options.SEQUENCES: _Served(
-        Sequences, "BertForSequenceClassification", {}, "classifier.weight", True
+        Sequences,
+        "BertForSequenceClassification",
+        {},
+        "classifier.weight",
+        ["classifier", "bert.pooler"],
+        has_labels=True,
     ),
     options.TOKENS: _Served(
-        TokenLabels, "BertForTokenClassification", {}, "classifier.weight", True
+        TokenLabels,
+        "BertForTokenClassification",
+        {},
+        "classifier.weight",
+        ["classifier"],
+        has_labels=True,
     ),
     options.FILLING: _Served(
-        Filling, "BertForMaskedLM", {}, "cls.predictions.transform.dense.weight"
+        Filling,
+        "BertForMaskedLM",
+        {},
+        "cls.predictions.transform.dense.weight",
+        ["cls.predictions.decoder"],
     ),
 }
 _TASK_OF = {served.architecture: task for task, served in _SERVED.items()} | {
@@ -104,11 +123,19 @@ class Service:
         self.name = task_of(self.options.task, said, folder)
         served = _SERVED[self.name]
         self.device = device(self.options.device, context.system_properties.get("gpu_id"))
-        state = named_for(served, weights.load_state(folder), said)
+        paths = weights.files(folder)
+        state = named_for(served, weights.load_files(paths), said)
         self.labels = labels = labels_of(served, said, self.options.labels, state)
-        model = _model(served, said, labels, state)
+        model = _model(served, said, labels)
+        weights.check(model, state, hint=_OF_ONE_MODEL)
         tokenizer = _tokenizer(folder)
         _check_vocabulary(tokenizer, model.config)
+        self.kind = precision.chosen(self.options.precision, self.device)
+        types = precision.types_of(model, self.kind, served.exact)
+        place = precision.folder_of(context.system_properties)
+        weights.fill(model, precision.prepared(state, types, paths, place))
+        precision.lower(model, self.kind, served.exact)
+        _fill_buffers(model)
         self.pad_id = int(tokenizer.pad_token_id or 0)
         loaded = Loaded(
             model=model.to(self.device),
@@ -404,13 +431,8 @@ def _check_vocabulary(tokenizer: Any, config: Any) -> None:
         )
 
 
-def _model(
-    served: _Served,
-    said: Mapping[str, Any],
-    labels: Sequence[str],
-    state: Mapping[str, torch.Tensor],
-) -> Any:
-    """The network, around the weights: nothing of it is made to be thrown away."""
+def _model(served: _Served, said: Mapping[str, Any], labels: Sequence[str]) -> Any:
+    """The network without weights: nothing of it is made to be thrown away."""
     fields: dict[str, Any] = {key: said[key] for key in said if key not in _NOT_OURS}
     if labels:
         fields["num_labels"] = len(labels)
@@ -423,12 +445,6 @@ def _model(
     except Exception as wrong:  # whatever a stranger's numbers make it raise
         said_it = " ".join(str(wrong).split())[:200]
         raise ValueError(f"{_CONFIG} does not describe a BERT ({said_it})") from None
-    weights.fill(
-        model,
-        {name: tensor.float() for name, tensor in state.items()},
-        hint=f"The weights and {_CONFIG} are not of one model; copy both from one source",
-    )
-    _fill_buffers(model)
     return model
 
 

@@ -179,8 +179,17 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], *, hint: str
         hint: what to do where something does not fit; ends the message.
 
     Raises:
-        BadWeights: a tensor is missing, or has another shape.
+        BadWeights: as `check`.
     """
+    check(model, state, hint=hint)
+    wanted = model.state_dict()
+    model.requires_grad_(False)
+    model.load_state_dict({name: state[name] for name in wanted}, assign=True)
+    model.eval()
+
+
+def check(model: torch.nn.Module, state: Mapping[str, torch.Tensor], *, hint: str = "") -> None:
+    """Raises BadWeights where a tensor of the model is missing, or has another shape."""
     wanted = model.state_dict()
     missing = sorted(wanted.keys() - state.keys())
     hint = f". {hint}" if hint else ""
@@ -193,6 +202,3 @@ def fill(model: torch.nn.Module, state: Mapping[str, torch.Tensor], *, hint: str
                 f"{name} has the shape {tuple(state[name].shape)} in the weights, and "
                 f"{tuple(tensor.shape)} by the configuration{hint}"
             )
-    model.requires_grad_(False)
-    model.load_state_dict({name: state[name] for name in wanted}, assign=True)
-    model.eval()
