@@ -749,3 +749,20 @@ def test_nobody_waits_for_a_library_that_cannot_be_started_again(
             await model.start()
 
     run(test())
+
+
+def test_a_library_that_does_not_come_up_holds_no_model_for_ever(
+    write: Write, tmp_path: Path
+) -> None:
+    (tmp_path / "hangs.py").write_text("import time\ntime.sleep(600)\n")
+
+    async def test() -> None:
+        imports = f"runpy:run_path({tmp_path / 'hangs.py'})"
+        async with open_house(imports, load_timeout_s=2) as house:
+            model = house.model(write(PID))
+            (slot,) = await model.start()
+            assert slot.worker is not None
+            assert (slot.worker.start, "in time" in slot.worker.start_reason) == ("fork", True)
+            assert await model.answer()
+
+    run(test())

@@ -137,7 +137,12 @@ class Launcher:
             if way.kind != "wait":
                 return way
             self.zygote.want_library()
-            await worker.unless_aborted(library.settled.wait())
+            try:
+                async with asyncio.timeout(self.load_timeout_s):
+                    await worker.unless_aborted(library.settled.wait())
+            except TimeoutError:  # one of the imports may hang
+                library.settled.set()  # nobody else waits for it
+                return Way("bare", "the preloaded libraries were not ready in time")
 
     async def _start(
         self,
