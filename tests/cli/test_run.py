@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import zipfile
@@ -132,6 +133,33 @@ def test_a_handler_that_ends_its_process_is_told_of(model: Path, tmp_path: Path)
     assert done.returncode == 1
     assert "Worker died. Its process ended with status 0." in done.stdout
     assert "1 more inputs were not sent." in done.stderr
+
+
+def test_a_signal_ends_the_handler_and_removes_what_was_unpacked(
+    model: Path, tmp_path: Path
+) -> None:
+    (model / "service.py").write_text(
+        "import os, time\ndef handle(data, context):\n"
+        "    if data:\n        print(os.getpid(), flush=True)\n        time.sleep(600)\n"
+    )
+    archive, place = tmp_path / "m.mar", tmp_path / "place"
+    place.mkdir()
+    with zipfile.ZipFile(archive, "w") as packed:
+        packed.write(model / "service.py", "service.py")
+    words = ["run", str(archive), "--handler", "service:handle", "--input", str(tmp_path / "a.txt")]
+    with subprocess.Popen(
+        [sys.executable, "-m", "mmserve.cli.main", *words],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(place)},
+    ) as command:
+        assert command.stderr is not None
+        pid = next(int(line) for line in command.stderr if line.strip().isdigit())
+        command.terminate()
+        assert command.wait(30) == 128 + signal.SIGTERM
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+    assert list(place.iterdir()) == []
 
 
 def test_a_handler_that_does_not_load_shows_why(model: Path) -> None:

@@ -202,13 +202,15 @@ class _Child:
         self._on_interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
         try:
             self._load()
-        except BaseException:
-            self.__exit__()
+        except BaseException as error:
+            self.__exit__(type(error))
             raise
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._channel.socket.close()
+        if kind is SystemExit:  # nobody waits for what the handler is busy with
+            self._process.kill()
         try:
             self._process.wait(_WAIT_S)
         except subprocess.TimeoutExpired:
