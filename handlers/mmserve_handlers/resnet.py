@@ -16,9 +16,9 @@ Labels are lines of `labels.txt`, or in `model.json`, where everything has a def
 
 An image's short side is scaled to `resize` and its middle cut out, as torchvision's weights ask
 for (IMAGENET1K_V2 has 232). With `size` in their place it is scaled to a square instead. More
-keys: `interpolation`, `antialias`, `top_k`, `task`, `activation`, `weights` (the file's name),
-`device`, `max_pixels`, and `full_scale`, the brightest value of images that come as numbers. The
-labels `"imagenet"` are its 1000. The same may stand in the manifest's `model.options`.
+keys: `interpolation`, `antialias`, `top_k`, `task`, `activation`, `device`, `precision`, `weights`
+(the file's name), `max_pixels`, and `full_scale`, the brightest value of images that come as
+numbers. The labels `"imagenet"` are its 1000. The same may stand in the manifest's `model.options`.
 
 Weights are mapped from the file, so workers share their pages, and never unpickled beyond tensors.
 
@@ -54,7 +54,7 @@ from torchvision.models.resnet import (  # type: ignore[import-untyped,unused-ig
     ResNet,
 )
 
-from mmserve_handlers import images, options, weights
+from mmserve_handlers import images, options, precision, weights
 from mmserve_handlers.contract import BadInput, BadOutput, Context, Item, Refused
 from mmserve_handlers.images import Pixels, Preparation, ResizeAndCrop, Square
 from mmserve_handlers.replies import refuse, reply
@@ -90,6 +90,7 @@ class Recipe(NamedTuple):
     weights: str | None
     max_pixels: int
     device: str
+    precision: str | None  # None: 16 bits on a GPU, 32 on a CPU
 
 
 def recipe(folder: Path, manifest: object = None) -> Recipe:
@@ -111,6 +112,7 @@ def recipe(folder: Path, manifest: object = None) -> Recipe:
         weights=said.get("weights"),
         max_pixels=said.get("max_pixels", images.MAX_PIXELS),
         device=said.get("device", "auto"),
+        precision=said.get("precision"),
     )
 
 
@@ -236,6 +238,7 @@ _READERS: Mapping[str, options.Reader] = {
     "weights": _file_name,
     "max_pixels": options.whole(1),
     "device": _device,
+    "precision": options.one_of(options.PRECISIONS),
 }
 
 # ------------------------------------------------------------------------------- weights
@@ -358,7 +361,15 @@ class Network(NamedTuple):
     prepare: Preparation | None
 
 
-def torchvision_network(path: Path, device: torch.device) -> Network:
+class Place(NamedTuple):
+    """Where a network runs, and in which type its convolutions multiply."""
+
+    device: torch.device
+    kind: torch.dtype
+    prepared: Path | None  # where weights lie that were cast once, for all workers to map
+
+
+def torchvision_network(path: Path, place: Place) -> Network:
     """A network of torchvision around the weights in a file; nothing is copied on a CPU.
 
     Raises:
@@ -370,9 +381,11 @@ def torchvision_network(path: Path, device: torch.device) -> Network:
     head, network.fc = network.fc, torch.nn.Identity()
     has_head = shape.classes is not None
     parts = {key: state.pop(f"fc.{key}") for key in ("weight", "bias") if f"fc.{key}" in state}
-    _assign(network, state, path.name, f"a {shape.name}", device)
+    wrong = f"{path.name} does not fit"
+    _assign(network, state, [path], place, f"{wrong} a {shape.name}")
     if has_head:
-        _assign(head, parts, path.name, "its last layer", device)
+        place = place._replace(kind=torch.float32)  # 16 bits show most in what is told
+        _assign(head, parts, [path], place, f"{wrong} its last layer")
     return Network(
         shape.name, network, head if has_head else None, shape.classes or 0, None, "softmax", None
     )
@@ -381,26 +394,40 @@ def torchvision_network(path: Path, device: torch.device) -> Network:
 def _assign(
     network: torch.nn.Module,
     state: Mapping[str, torch.Tensor],
-    file: str,
-    what: str,
-    device: torch.device,
+    sources: Sequence[Path],
+    place: Place,
+    wrong: str,
 ) -> None:
+    """Makes tensors the parameters of a network; copies nothing where they have its types.
+
+    Args:
+        sources: the files that they are mapped from.
+        wrong: how the message begins where they do not fit.
+    """
     if any(value.is_sparse or value.is_quantized for value in state.values()):
-        raise ValueError(f"{file} has sparse or quantized tensors, which cannot be served")
+        raise ValueError(f"{wrong}: some of its tensors are sparse or quantized")
     try:
         network.load_state_dict(state, assign=True)
-    except RuntimeError as wrong:
-        lines = [line.strip() for line in str(wrong).splitlines()[1:4]]
-        raise ValueError(f"{file} does not fit {what}: {' '.join(lines)[:500]}") from None
+    except RuntimeError as error:
+        lines = [line.strip() for line in str(error).splitlines()[1:4]]
+        raise ValueError(f"{wrong}: {' '.join(lines)[:500]}") from None
     network.requires_grad_(False).eval()
+    own = network.state_dict()
+    if place.kind == torch.float32:
+        types = {key: torch.float32 for key, value in own.items() if value.is_floating_point()}
+    else:
+        types = precision.types_of(network, place.kind)
+    cast = precision.prepared(own, types, sources, place.prepared)
+    network.load_state_dict(cast, assign=True)
+    precision.lower(network, place.kind)
+    network.to(place.device)
     # Input in channels_last makes most of the gain by itself on a CPU, and weights in it would be
     # a private copy in each worker. A file that has them so already (strides are saved) is best.
-    network.to(device, torch.float32)
-    if device.type != "cpu":
+    if place.device.type != "cpu":
         network.to(memory_format=torch.channels_last)  # type: ignore[call-overload,unused-ignore]
 
 
-def transformers_network(folder: Path, device: torch.device) -> Network:
+def transformers_network(folder: Path, place: Place) -> Network:
     """A ResNet of transformers, as `save_pretrained` wrote it.
 
     Raises:
@@ -420,10 +447,12 @@ def transformers_network(folder: Path, device: torch.device) -> Network:
         network = ResNetForImageClassification(config)
     head = {key: value for key, value in state.items() if key.startswith("classifier.")}
     body = {key.removeprefix("resnet."): state[key] for key in state if key not in head}
-    _assign(network.resnet, body, "the checkpoint", "the ResNet of config.json", device)
+    sources, misfit = weights.files(folder), "the checkpoint does not fit"
+    _assign(network.resnet, body, sources, place, f"{misfit} the ResNet of config.json")
     if head:
         head = {key.removeprefix("classifier."): value for key, value in head.items()}
-        _assign(network.classifier, head, "the checkpoint", "the labels of config.json", device)
+        place = place._replace(kind=torch.float32)
+        _assign(network.classifier, head, sources, place, f"{misfit} the labels of config.json")
 
     def pooled(batch: torch.Tensor) -> torch.Tensor:
         result: torch.Tensor = network.resnet(batch).pooler_output
@@ -477,7 +506,11 @@ class Service:
         """
         folder = Path(context.system_properties["model_dir"])
         self.recipe = recipe(folder, getattr(context, "manifest", None))
-        self.device = device_of(self.recipe.device, context.system_properties.get("gpu_id"))
+        properties = context.system_properties
+        self.device = device_of(self.recipe.device, properties.get("gpu_id"))
+        usual = "fp32" if self.device.type == "cpu" else "amp"
+        kind = precision.chosen(self.recipe.precision or usual, self.device)
+        self.place = Place(self.device, kind, precision.folder_of(properties))
         self.network = self._network(folder)
         labels = self.recipe.labels or self.network.labels
         self.labels = labels or [str(number) for number in range(self.network.classes)]
@@ -501,10 +534,10 @@ class Service:
     def _network(self, folder: Path) -> Network:
         kind = _model_type(folder / "config.json")
         if kind is None:
-            return torchvision_network(weights_file(folder, self.recipe.weights), self.device)
+            return torchvision_network(weights_file(folder, self.recipe.weights), self.place)
         if kind != "resnet":
             raise ValueError(f"config.json is of a {kind}; this handler serves ResNets")
-        return transformers_network(folder, self.device)
+        return transformers_network(folder, self.place)
 
     def handle(self, data: Sequence[Item], context: Context) -> list[bytes]:
         """Answers a batch; all its images go through the network together."""
@@ -564,7 +597,7 @@ class Service:
             for start in range(0, len(group), CHUNK):
                 batch = torch.stack(group[start : start + CHUNK])
                 batch = batch.to(self.device, memory_format=torch.channels_last)
-                parts.append(self.network.body(batch))
+                parts.append(self.network.body(batch).float())
         return torch.cat(parts)
 
     @torch.inference_mode()

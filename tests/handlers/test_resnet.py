@@ -374,19 +374,21 @@ def test_weights_are_the_same_in_every_packing(folder: Path, tmp_path: Path) -> 
         assert alike(Asking(made)(DIGIT)[0], wanted), name
 
 
-def test_weights_are_mapped_not_copied(folder: Path) -> None:
-    mapped = Path("/proc/self/maps")
-    if not mapped.exists():
+def mapped_from(tensor: Any) -> str:
+    """The file that a tensor's memory is mapped from, or ""."""
+    maps = Path("/proc/self/maps")
+    if not maps.exists():
         pytest.skip("needs /proc")
-    service = resnet.Service(Context(folder))
-    network: Any = service.network.body
-    address = network.layer4[0].conv1.weight.data_ptr()
-    for line in mapped.read_text().splitlines():
+    for line in maps.read_text().splitlines():
         start, end = (int(part, 16) for part in line.split()[0].split("-"))
-        if start <= address < end:
-            assert line.endswith(str(folder / "model.pt"))
-            return
-    raise AssertionError
+        if start <= tensor.data_ptr() < end:
+            return line.partition("/")[2]
+    return ""
+
+
+def test_weights_are_mapped_not_copied(folder: Path) -> None:
+    network: Any = resnet.Service(Context(folder)).network.body
+    assert mapped_from(network.layer4[0].conv1.weight).endswith("/model.pt")
 
 
 def test_half_precision_weights_are_served_in_full(folder: Path, tmp_path: Path) -> None:
@@ -396,6 +398,24 @@ def test_half_precision_weights_are_served_in_full(folder: Path, tmp_path: Path)
     (tmp_path / "model.json").write_text(json.dumps(RECIPE))
     wanted, found = Asking(folder).numbers(DIGIT)[0], Asking(tmp_path).numbers(DIGIT)[0]
     torch.testing.assert_close(found, wanted, atol=0.01, rtol=0)
+
+
+def test_with_amp_convolutions_have_sixteen_bits_and_workers_share_them(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MMSERVE_PREPARED_DIR", str(tmp_path / "prepared"))
+    shutil.copy(folder / "model.pt", tmp_path)
+    (tmp_path / "model.json").write_text(json.dumps({**RECIPE, "precision": "amp"}))
+    asking = Asking(tmp_path)
+    network: Any = asking.service.network.body
+    assert network.conv1.weight.dtype == torch.bfloat16
+    assert network.bn1.weight.dtype == torch.float32
+    assert "/prepared/" in mapped_from(network.layer4[0].conv1.weight)
+    wanted = Asking(folder)
+    for task in ("classify", "features"):
+        (exact,), (found,) = (one.numbers(DIGIT, task=task) for one in (wanted, asking))
+        assert found.dtype == torch.float32
+        torch.testing.assert_close(found, exact, atol=0.05 * exact.abs().max(), rtol=0)
 
 
 def test_weights_without_a_last_layer_give_features(folder: Path, tmp_path: Path) -> None:
