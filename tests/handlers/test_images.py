@@ -378,3 +378,38 @@ def test_options_come_from_json_the_query_or_a_header(context: Context) -> None:
     assert asked.options == {"top_k": 2, "task": "features"}
     asked = images.read({"body": saved(colours())}, context, 0, PREPARE, options=("more", "task"))
     assert asked.options == {"more": "3", "task": "classify"}
+
+
+_WORDS = st.sampled_from(["image", "images", "instances", "b64", "image_bytes", "top_k", "x"])
+_TEXT = b64(saved(colours(3, 2)))
+_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(0, 300) | st.floats() | st.sampled_from([_TEXT, "x"]),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(_WORDS, inner, max_size=3),
+    max_leaves=12,
+)  # fmt: skip
+
+
+@settings(max_examples=300, deadline=None)
+@given(_VALUES, st.booleans())
+def test_any_json_is_images_or_bad_input(value: Any, is_text: bool) -> None:
+    try:
+        asked = read(Context(Path()), json.dumps(value).encode() if is_text else value)
+    except BadInput:
+        return
+    assert asked.images and all(image.shape == SHAPE for image in asked.images)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.sampled_from(["u1", "<f4", "<f2", "i4", "?", "c8", "U2"]),
+    st.lists(st.sampled_from([0, 1, 2, 3, 5, 32]), max_size=5).filter(
+        lambda shape: numpy.prod(shape) < 40_000
+    ),
+)
+def test_any_array_is_images_or_bad_input(kind: str, shape: list[int]) -> None:
+    try:
+        asked = read(Context(Path()), npy(numpy.ones(shape, kind)))
+    except BadInput as wrong:
+        assert wrong.field == "body"
+        return
+    assert asked.images and all(image.shape == SHAPE for image in asked.images)
