@@ -191,6 +191,12 @@ def test_a_large_environment_reaches_many_workers_at_once(write: Write, preload:
     run(test())
 
 
+def kinds_of_descriptors(pid: int | None) -> list[str]:
+    """What a process has open: files by name, "pipe", "socket"."""
+    links = Path(f"/proc/{pid}/fd").iterdir()
+    return sorted(str(link.readlink()).partition(":")[0] for link in links)
+
+
 @pytest.mark.parametrize("imports", [(), ("colorsys",)])
 def test_no_worker_holds_what_is_another_ones(write: Write, imports: tuple[str, ...]) -> None:
     """Else the end of that one's wire would not be seen. Orders come in pieces, and together."""
@@ -204,12 +210,7 @@ def test_no_worker_holds_what_is_another_ones(write: Write, imports: tuple[str, 
             for _ in range(3):
                 for slot in await model.start(6):
                     assert slot.worker is not None
-                    held.append(
-                        sorted(
-                            os.readlink(path).partition(":")[0]
-                            for path in Path(f"/proc/{slot.worker.pid}/fd").iterdir()
-                        )
-                    )
+                    held.append(kinds_of_descriptors(slot.worker.pid))
             assert held == [held[0]] * len(held)
             assert held[0].count("socket") == 1
 
