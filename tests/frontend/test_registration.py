@@ -131,6 +131,18 @@ def test_fewer_than_no_workers_are_no_workers() -> None:
     assert asked_by_query("url=m&initial_workers=-3").initial_workers == 0
 
 
+def test_more_workers_than_any_machine_has_are_refused() -> None:
+    why = "Parameter {} must be at most 10000"
+    with pytest.raises(BadRequest, match=why.format("initial_workers")):
+        asked_by_query("url=m&initial_workers=2147483647")
+    with pytest.raises(BadRequest, match=why.format("initial_workers")):
+        by_json(url="m", initial_workers=10_001)
+    with pytest.raises(BadRequest, match=why.format("min_worker")):
+        asked_workers("min_worker=10001")
+    assert asked_workers("min_worker=1&max_worker=2147483647")[:2] == (1, 2147483647)
+    assert by_json(url="m", initial_workers=10_000).initial_workers == 10_000
+
+
 @pytest.mark.parametrize("text", ["yes", "TRUE", "y", "1", "no", "False", "N", "0"])
 def test_preload_model_knows_yes_and_no(text: str) -> None:
     expected = text.lower() in ("yes", "true", "y", "1")

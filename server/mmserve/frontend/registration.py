@@ -13,6 +13,10 @@ from mmserve.models.port import Registration
 #: Bytes of a JSON registration: read in Python, in the front's only thread.
 MAX_JSON = 65_536
 
+#: Of one model. Each is a slot and a task before it is a process; a number with a digit too many
+#: would end the server, not the request.
+MAX_WORKERS = 10_000
+
 RUNTIMES = ("python", "python2", "python3")
 _YES_NO: Mapping[str, bool] = {
     **dict.fromkeys(("yes", "true", "y", "1"), True),
@@ -60,7 +64,7 @@ def asked_workers(query: str) -> tuple[int, int, bool]:
     """A scaling: least and most workers, and whether to wait for them.
 
     Raises:
-        BadRequest: the numbers make no sense.
+        BadRequest: the numbers make no sense, or there would be more than `MAX_WORKERS`.
     """
     values = first_values(query)
     least = _lenient_int(values, "min_worker")
@@ -71,6 +75,7 @@ def asked_workers(query: str) -> tuple[int, int, bool]:
         raise BadRequest("max_worker cannot be less than min_worker.")
     if least < 0:
         raise BadRequest("min_worker cannot be negative.")
+    _check_workers("min_worker", least)
     return least, most, values.get("synchronous", "").lower() == "true"
 
 
@@ -105,6 +110,7 @@ def _registration(
     if runtime is not None and runtime not in RUNTIMES:
         raise BadRequest(f"Invalid RuntimeType value: {runtime}")
     batch_size, initial_workers = numbers["batch_size"], numbers["initial_workers"]
+    _check_workers("initial_workers", initial_workers or 0)
     return Registration(
         url=url,
         model_name=texts["model_name"] or None,
@@ -119,6 +125,11 @@ def _registration(
         ),
         preload_model=_yes_or_no("preload_model", texts["preload_model"]),
     )
+
+
+def _check_workers(name: str, count: int) -> None:
+    if count > MAX_WORKERS:
+        raise BadRequest(f"Parameter {name} must be at most {MAX_WORKERS}.")
 
 
 def _yes_or_no(name: str, text: str | None) -> bool | None:
