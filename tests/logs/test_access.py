@@ -84,6 +84,7 @@ def test_the_line_is_that_of_multi_model_server() -> None:
             "/models/?a=b&model_url=https%3A%2F%2Fh%2Fm%3Fsig%3Dx",
             "/models/?a=b&model_url=https://h/m?****",
         ),
+        ("/models?a;url=http://u:p@h/m;b=c&d", "/models?a;url=http://****@h/m;b=c&d"),
         ("/models?u%72l=http://u:p@h/m", "/models?u%72l=http://****@h/m"),
         ("/models?url=http://h/m.mar", "/models?url=http://h/m.mar"),
         ("/models?url=m.mar?x", "/models?url=m.mar?x"),

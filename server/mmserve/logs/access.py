@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from time import time
 from typing import Protocol
 from urllib.parse import quote, unquote
@@ -13,6 +14,10 @@ from mmserve.logs.journal import Journal
 
 #: Least status that `access_log` keeps.
 _FROM_STATUS = {"all": 0, "no-ping": 0, "errors": 400, "off": 1000}
+
+
+#: Between the parameters of a query; kept by `split`.
+_SEPARATOR = re.compile("([&;])")
 
 
 class _Request(Protocol):
@@ -71,7 +76,7 @@ def shown_target(target: str) -> str:
     path, mark, query = target.partition("?")
     if not mark or path.rstrip("/") != "/models":
         return target
-    return path + mark + "&".join(_shown_parameter(pair) for pair in query.split("&"))
+    return path + mark + "".join(map(_shown_parameter, _SEPARATOR.split(query)))
 
 
 def _shown_parameter(pair: str) -> str:
