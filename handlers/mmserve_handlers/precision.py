@@ -7,9 +7,10 @@ embeddings and the last layers stay in float32: that is where 16 bits show.
 
 A prepared file is named by the content of the weights and by what was made of them. It is written
 under another name and renamed, so that whoever sees it sees it whole. Where it lies:
-`prepared_dir` of the context's system properties, or MMSERVE_PREPARED_DIR; a model's own folder may
-be read-only and is never written to. Without either the weights are cast in memory, each worker has
-its own copy, and the log says so.
+`prepared_dir` of the context's system properties, or MMSERVE_PREPARED_DIR, which the server sets; a
+model's own folder may be read-only and is never written to. Without either the weights are cast in
+memory, each worker has its own copy, and the log says so. Prepared files take a fifth of the disk's
+free space at most; those that were used longest ago go first, and who has one mapped keeps it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import functools
 import hashlib
 import logging
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -36,6 +38,8 @@ _FORM = 1
 #: 16 bits must win clearly: they cost accuracy, and a short measurement errs.
 _CLEARLY = 1.25
 _ROUNDS = 5
+#: Of the disk's free space, prepared files counted as free.
+_SHARE = 0.2
 log = logging.getLogger(__name__)
 
 
@@ -215,18 +219,50 @@ def _from_file(
 ) -> dict[str, torch.Tensor]:
     """The tensors of a prepared file, which is made where it is not there. Raises OSError."""
     path = folder / f"{key}.safetensors"
-    with contextlib.suppress(weights.BadWeights):
-        if path.exists():
-            return weights.load_files([path])
-    with _locked(folder / f".{key}.lock"):
-        with contextlib.suppress(weights.BadWeights):
-            if path.exists():  # somebody made it meanwhile
-                return weights.load_files([path])
-        _write(path, cast())
+    if (found := _mapped(path)) is not None:
+        return found
+    with _locked(folder / ".lock"):
+        if (found := _mapped(path)) is not None:  # somebody made it meanwhile
+            return found
+        tensors = cast()
+        make_room(folder, sum(tensor.nbytes for tensor in tensors.values()))
+        _write(path, tensors)
     try:
         return weights.load_files([path])
     except weights.BadWeights as wrong:
         raise OSError(str(wrong)) from None
+
+
+def _mapped(path: Path) -> dict[str, torch.Tensor] | None:
+    """What is in a prepared file; None where it is not there, or damaged."""
+    with contextlib.suppress(OSError, weights.BadWeights):
+        os.utime(path)  # used now, which keeps it for longest
+        return weights.load_files([path])
+    return None
+
+
+def make_room(folder: Path, needed: int, free: int | None = None) -> None:
+    """Removes prepared files, those used longest ago first, until a new one fits.
+
+    Args:
+        needed: bytes of the new one.
+        free: bytes that the disk has left; asked of it where nothing is said.
+
+    Raises:
+        OSError: it does not fit even alone.
+    """
+    files = [(path, path.stat()) for path in folder.glob("*.safetensors")]
+    files.sort(key=lambda file: file[1].st_mtime_ns)
+    taken = sum(status.st_size for _, status in files)
+    free = shutil.disk_usage(folder).free if free is None else free
+    limit = int(_SHARE * (free + taken))
+    if needed > limit:
+        raise OSError(f"it needs {needed} bytes, and prepared files may take {limit}")
+    for path, status in files:
+        if taken + needed <= limit:
+            return
+        path.unlink(missing_ok=True)
+        taken -= status.st_size
 
 
 def _write(path: Path, tensors: dict[str, torch.Tensor]) -> None:

@@ -121,6 +121,19 @@ def test_a_handler_that_is_named_wins_over_the_guess(server: Server, classifier:
     assert server.predict("own", "x").text == "mine"
 
 
+def test_workers_share_what_was_cast_and_the_store_is_left_alone(
+    server: Server,
+) -> None:
+    folder = copy_of(MINILM, server.store / "low")
+    (folder / "model.json").write_text('{"precision": "amp"}')
+    assert register(server, "low", initial_workers=2).status == 200
+    assert predict(server, "low", "a cat").status == 200
+    (prepared,) = server.tmp.glob("mmserve-*/prepared/*.safetensors")
+    for pid in server.workers("low"):
+        assert str(prepared) in Path(f"/proc/{pid}/maps").read_text()
+    assert [path.name for path in folder.iterdir() if "prepared" in path.name] == []
+
+
 # The command alone
 
 

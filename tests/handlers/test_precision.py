@@ -137,13 +137,13 @@ def test_weights_are_cast_once_and_mapped_from_then_on(tmp_path: Path, prepared:
     folder = lowered(MINILM, tmp_path / "amp")
     first = Served(folder).ask("a cat")
     (path,) = files(prepared)
-    before = path.stat()
+    before = path.stat().st_ino
     made = load_file(path)
     assert {tensor.dtype for tensor in made.values()} == {BF16}
     assert "embeddings.word_embeddings.weight" not in made  # that stays where it is
     again = Served(folder)
     assert again.ask("a cat") == first
-    assert files(prepared) == [path] and path.stat().st_mtime_ns == before.st_mtime_ns
+    assert files(prepared) == [path] and path.stat().st_ino == before
     model = again.service.task._loaded.model  # type: ignore[attr-defined]
     address = model.encoder.layer[0].output.dense.weight.data_ptr()
     for line in Path("/proc/self/maps").read_text().splitlines():
@@ -239,6 +239,20 @@ def test_workers_that_cast_at_once_do_not_disturb_each_other(tmp_path: Path) -> 
         assert worker.stdout is not None
         worker.stdout.close()
     assert len(files(tmp_path / "prepared")) == 1
+
+
+def test_prepared_files_used_longest_ago_make_room(tmp_path: Path) -> None:
+    for age, name in enumerate(["new", "old", "oldest"]):
+        path = tmp_path / f"{name}.safetensors"
+        path.write_bytes(b"x" * 100)
+        os.utime(path, (1000 - age, 1000 - age))
+    precision.make_room(tmp_path, 100, free=1700)  # four of them are a fifth
+    assert len(files(tmp_path)) == 3
+    precision.make_room(tmp_path, 200, free=1700)
+    assert [path.stem for path in files(tmp_path)] == ["new", "old"]
+    with pytest.raises(OSError, match="needs 500 bytes"):
+        precision.make_room(tmp_path, 500, free=1700)
+    assert len(files(tmp_path)) == 2
 
 
 def test_two_names_of_one_tensor_stay_one(tmp_path: Path) -> None:

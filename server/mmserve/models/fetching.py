@@ -105,6 +105,8 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
         names_libraries: its sources or its handler's name a library that the server preloads, or
             may do.
         lease: to be released when the model is gone.
+        prepared_dir: where its workers may put what they make of its weights; "" for nowhere. It
+            is gone with the server.
     """
 
     directory: str
@@ -121,6 +123,7 @@ class Fetched(msgspec.Struct, frozen=True, kw_only=True):
     code_names: list[str]
     names_libraries: bool
     lease: Lease
+    prepared_dir: str = ""
 
 
 class _Ended(Exception):
@@ -314,6 +317,7 @@ class Fetcher:
             code_names=answer.code_names,
             names_libraries=answer.names_libraries,
             lease=Lease(lambda keep: self._release(answer.token, keep=keep)),
+            prepared_dir=str(self._home.path / "prepared") if self._home is not None else "",
         )
 
     def _release(self, token: str, *, keep: bool) -> asyncio.Future[None]:

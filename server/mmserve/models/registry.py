@@ -44,6 +44,8 @@ log = logging.getLogger("mmserve.models")
 DEFAULT_BATCH_DELAY_MS = 100
 _SHORTEST_WAIT_S = 0.001  # a request that a free worker takes at once never waits so long
 _FIRST_PORT = 9000  # worker ids begin with it, as Multi Model Server's do; nothing listens there
+#: Read by `mmserve_handlers`: where weights lie that were cast once for all workers.
+PREPARED_DIR = "MMSERVE_PREPARED_DIR"
 #: Seconds a killed process may take to be reaped before unregistering gives up on it.
 REAP_LIMIT_S = 10.0
 
@@ -286,7 +288,7 @@ class Registry:
             batch_size=max(1, asked.batch_size),
             decode_input=settings.decode_input_request,
             max_response_size=settings.max_response_size,
-            environ=self._environ,
+            environ=_with_prepared_dir(self._environ, fetched.prepared_dir),
             top_names=fetched.top_names,
             names_libraries=fetched.names_libraries,
             preload=preload,
@@ -555,6 +557,11 @@ def worker_environment(environ: Mapping[str, str], settings: Settings) -> dict[s
     kept = {k: v for k, v in environ.items() if hidden is None or not hidden.fullmatch(k)}
     kept["MMS_DECODE_INPUT_REQUEST"] = "true" if settings.decode_input_request else "false"
     return kept
+
+
+def _with_prepared_dir(environ: Mapping[str, str], folder: str) -> Mapping[str, str]:
+    """Names the folder for prepared weights, unless the environment names one of its own."""
+    return {PREPARED_DIR: folder, **environ} if folder else environ
 
 
 def _describe(slot: Slot) -> WorkerDescription:
