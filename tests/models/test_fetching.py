@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import gzip
 import json
 import os
@@ -11,6 +12,7 @@ import random
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -793,6 +795,31 @@ def test_a_fetcher_that_is_killed_is_replaced(tmp_path: Path, web: Web) -> None:
             assert not exists(kept)
 
     run(test)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="takes the fetcher's socket by pidfd_getfd")
+@pytest.mark.parametrize("nonsense", [b"\xff" * 8, b"\0\0\0\x01\xc1"])
+def test_a_fetcher_that_talks_nonsense_is_replaced(tmp_path: Path, nonsense: bytes) -> None:
+    def say(pid: int) -> None:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        process = os.pidfd_open(pid)
+        fd = ctypes.CDLL(None, use_errno=True).syscall(438, process, int(words[-2]), 0)
+        os.close(process)
+        if fd < 0:
+            pytest.skip("this system does not let us take the fetcher's socket")
+        with socket.socket(fileno=fd) as sock:
+            sock.sendall(nonsense)
+
+    async def test() -> None:
+        async with open_shop(tmp_path, options={"idle_s": 60.0}) as shop:
+            first = await shop.fetcher.fetch(shop.add("m.mar", zip_of(model())))
+            pid = fetcher_pid()
+            say(pid)
+            again = await shop.fetcher.fetch("m.mar")
+            assert again.directory == first.directory
+            assert fetcher_pid() != pid
+
+    run(test, limit_s=15)
 
 
 def test_an_archive_that_kills_the_fetcher_twice_is_a_storage_failure(

@@ -497,8 +497,14 @@ class _Link:
         if not data:
             self.close()
             return
-        for piece in self._frames.feed(data):
-            self._on_answer(piece)
+        try:
+            for piece in self._frames.feed(data):
+                self._on_answer(piece)
+        except (ValueError, msgspec.MsgspecError) as error:
+            # A process that reads strangers' archives: it is not to be talked to any more.
+            log.error("the fetcher's message makes no sense", extra={"cause": str(error)})
+            self._process.kill()
+            self.close()
 
     def _write(self) -> None:
         try:
