@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -133,6 +134,22 @@ def test_a_handler_that_ends_its_process_is_told_of(model: Path, tmp_path: Path)
     assert done.returncode == 1
     assert "Worker died. Its process ended with status 0." in done.stdout
     assert "1 more inputs were not sent." in done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs smaps_rollup")
+def test_mapped_files_are_not_private_even_when_just_written(model: Path) -> None:
+    (model / "weights").write_bytes(b"w" * (64 << 20))
+    (model / "service.py").write_text(
+        "import mmap\n"
+        "file = open('weights', 'rb')\n"
+        "weights = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)\n"
+        "def handle(data, context):\n"
+        "    return data and [str(weights.find(b'x'))]\n"
+    )
+    done = run(model, *inputs("a.txt"))
+    assert done.stdout == "-1"
+    (grown,) = re.findall(r"a.txt: .* MB private \(([-+.0-9]+) MB\)", done.stderr)
+    assert float(grown) < 16
 
 
 def test_a_signal_ends_the_handler_and_removes_what_was_unpacked(

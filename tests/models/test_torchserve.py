@@ -14,6 +14,12 @@ from tests.models.workshop import open_shop, run, write_tree, zip_of
 
 Files = dict[str, str | bytes]
 
+#: Each line is ten of the one before: written out they would fill any memory.
+LAUGHS = "a0: &a0 [x]\n" + "".join(
+    f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 10)}]\n" for n in range(1, 12)
+)
+FEW_LAUGHS = "a: &a [x, x]\nb: &b [*a, *a, *a, *a]\ntorchrun: [*a, *b, *b, *b]\n"
+
 
 def archive(handler: str = "own.py", files: Files | None = None, **entries: str) -> Files:
     fields = {"modelName": "net", "handler": handler, **entries}
@@ -61,6 +67,16 @@ def refusal(tmp_path: Path, files: Files, handler: str | None = None) -> str | N
         ),
         (archive(files={"c.yaml": "a: [\n"}, configFile="c.yaml"), "it is not valid YAML"),
         (archive(files={"c.yaml": "- a\n"}, configFile="c.yaml"), "it is no mapping"),
+        (archive(files={"c.yaml": LAUGHS}, configFile="c.yaml"), "it has more than 16 aliases"),
+        (archive(files={"c.yaml": FEW_LAUGHS}, configFile="c.yaml"), "torchrun=[['x', "),
+        (archive(serializedFile="a\0b"), "its serializedFile, 'a\\x00b', is not in it"),
+        (archive(modelFile="n" * 300), "is not in it"),
+        (
+            archive(
+                files={"r.txt": "\n".join(f"no{n}" for n in range(99))}, requirementsFile="r.txt"
+            ),
+            "asks for 'no0', 'no1', 'no2', 'no3', 'no4' and 94 more, not installed here",
+        ),
     ],
 )
 def test_what_cannot_be_served_is_named_with_what_to_do(

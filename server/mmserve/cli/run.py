@@ -10,6 +10,7 @@ import argparse
 import contextlib
 import mimetypes
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -219,15 +220,17 @@ class _Child:
         signal.signal(signal.SIGINT, self._on_interrupt)
 
     def private_bytes(self) -> int | None:
-        """Private_Dirty of the process; None where the system does not tell."""
+        """Private_Dirty of the process; None where the system does not tell.
+
+        Without mapped pages of files that are not on the disk yet, which count as dirty too: those
+        of an archive that was unpacked a moment ago.
+        """
         try:
             rollup = Path(f"/proc/{self._process.pid}/smaps_rollup").read_text()
         except OSError:
             return None
-        for line in rollup.splitlines():
-            if line.startswith("Private_Dirty:"):
-                return int(line.split()[1]) * 1024
-        return None
+        found = re.findall(r"^(?:Private_Dirty|Anonymous): +(\d+) kB$", rollup, re.MULTILINE)
+        return min(map(int, found)) * 1024 if len(found) == 2 else None
 
     def _load(self) -> None:
         if not isinstance(self._receive()[0], Hello):

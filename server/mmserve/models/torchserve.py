@@ -33,6 +33,7 @@ _OTHERS = (
     "vllm_handler",
 )
 _MAX_BYTES = 1 << 20
+_MOST_SHOWN = 5
 
 
 def may_be_torchserve(manifest: Manifest) -> bool:
@@ -76,8 +77,11 @@ def _reasons(
         from mmserve.runtime.torchserve import requirements
 
         if lacking := requirements.missing(_text(directory / name), search_path):
+            shown = ", ".join(map(quoted, lacking[:_MOST_SHOWN]))
+            if len(lacking) > _MOST_SHOWN:
+                shown += f" and {len(lacking) - _MOST_SHOWN} more"
             yield (
-                f"{quoted(name)} asks for {', '.join(map(quoted, lacking))}, not installed here. "
+                f"{quoted(name)} asks for {shown}, not installed here. "
                 "Nothing is installed for one model: pip install it where the server is"
             )
     if (name := named.get("configFile")) is not None:
@@ -105,7 +109,10 @@ def _of_handler(text: str, layout: Layout, search_path: Sequence[str]) -> Iterat
 
 def _is_file(directory: Path, name: str) -> bool:
     path = directory / name
-    return is_within(path, directory.resolve()) and path.is_file()
+    try:
+        return is_within(path, directory.resolve()) and path.is_file()
+    except (OSError, ValueError):  # text that no file name can be
+        return False
 
 
 def _text(path: Path) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from typing import Any
 
 MAX_BYTES = 1 << 20
+#: `*name` in one file: each can be as large as all before it together.
+MAX_ALIASES = 16
 
 #: Set on registration here: what the file says of them is not heeded.
 REGISTRATION = (
@@ -47,8 +50,11 @@ def parse(text: str) -> dict[str, Any]:
     except ImportError:
         raise BadConfig("it can be read with PyYAML only; pip install pyyaml") from None
     try:
+        aliases = sum(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text))
+        if aliases > MAX_ALIASES:
+            raise BadConfig(f"it has more than {MAX_ALIASES} aliases (*name)")
         config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
+    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
         raise BadConfig(f"it is not valid YAML: {' '.join(str(error).split())}") from None
     if config is None:
         return {}
@@ -65,7 +71,7 @@ def unserved(config: Mapping[str, Any]) -> str | None:
             if value:
                 return f"{name} is not supported: {instead}"
         elif value not in _OFF:
-            return f"{name}={value!r:.40} is not supported: {instead}"
+            return f"{name}={reprlib.repr(value)} is not supported: {instead}"
     return None
 
 

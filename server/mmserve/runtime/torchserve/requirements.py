@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+_MAX_LINES = 1000
 _COMMENT = re.compile(r"(^|\s)#.*$")
 
 
@@ -35,7 +36,7 @@ def _wanted(text: str) -> Iterator[tuple[str, str, str | None]]:
 
     Options, addresses and lines for other platforms are left out.
     """
-    for raw in text.replace("\\\n", " ").splitlines():
+    for raw in text.replace("\\\n", " ").splitlines()[:_MAX_LINES]:
         line = _COMMENT.sub("", raw).strip()
         if not line or line.startswith("-") or "://" in line.partition("@")[0]:
             continue
