@@ -31,6 +31,7 @@ from mmserve.runtime.process import leave, take_own_threads
 from mmserve.wire.channel import Channel
 from mmserve.wire.control import (
     BlockingLink,
+    Environ,
     Exited,
     Import,
     LibraryReady,
@@ -282,7 +283,7 @@ def _spawn(
 # Small parts
 
 
-def _settle(liveness_fd: int, out: int, err: int, environ: dict[str, str]) -> int | None:
+def _settle(liveness_fd: int, out: int, err: int, environ: Environ) -> int | None:
     """Own session, own output, own environment; killed by the kernel when the front ends.
 
     Returns:
@@ -295,8 +296,8 @@ def _settle(liveness_fd: int, out: int, err: int, environ: dict[str, str]) -> in
         os.dup2(fd, target)
         if fd > 2:
             os.close(fd)
-    os.environ.clear()
-    os.environ.update(environ)
+    os.environb.clear()
+    os.environb.update(environ)
     return alarm
 
 

@@ -30,7 +30,7 @@ ORDERS = st.lists(
         Start,
         st.integers(1, 1000),
         st.sampled_from(["fork", "exec", "library", "template"]),
-        st.dictionaries(st.text(max_size=5), st.text(max_size=5), max_size=3),
+        st.dictionaries(st.binary(max_size=5), st.binary(max_size=5), max_size=3),
     )
 )
 
@@ -68,7 +68,7 @@ def test_a_fork_lets_go_of_what_came_for_others() -> None:
     link = BlockingLink(theirs, ToLibrary)
     for number in (1, 2):
         send(ours, Spawn(number, "fork", {}))
-    send(ours, Spawn(3, "fork", {"A": "B"}), upto=6)  # its end is still to come
+    send(ours, Spawn(3, "fork", {b"A": b"B"}), upto=6)  # its end is still to come
     for _ in range(3):
         assert link.receive()
     order, own = next(link.messages())

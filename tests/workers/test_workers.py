@@ -767,3 +767,19 @@ def test_a_library_that_does_not_come_up_holds_no_model_for_ever(
             assert await model.answer()
 
     run(test())
+
+
+@pytest.mark.parametrize("start", ["fork", "fresh", "template"])
+def test_a_variable_that_is_no_utf_8_reaches_the_handler(write: Write, start: str) -> None:
+    async def test() -> None:
+        async with open_house(
+            "colorsys", worker_start="fresh" if start == "fresh" else "fork"
+        ) as house:
+            await house.zygote.library.settled.wait()
+            environ = dict(os.environ) | {"ODD": os.fsdecode(b"caf\xe9")}
+            directory = write("return str(os.environb[b'ODD'])")
+            model = house.model(directory, environ=environ, preload=start == "template")
+            await model.start()
+            assert await model.answer() == str(b"caf\xe9")
+
+    run(test())

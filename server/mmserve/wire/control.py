@@ -11,13 +11,21 @@ import os
 import socket
 import struct
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import msgspec
 
 from mmserve.platform import receive_with_fds, send_with_fds
 
 _SIZE = struct.Struct("<I")
+
+#: Names and values of variables: bytes, which need not be UTF-8.
+Environ = dict[bytes, bytes]
+
+
+def environ_of(variables: Mapping[str, str]) -> Environ:
+    """From the form of `os.environ`."""
+    return {os.fsencode(name): os.fsencode(value) for name, value in variables.items()}
 
 
 # front → zygote
@@ -37,7 +45,7 @@ class Start(msgspec.Struct, tag="start", array_like=True):
 
     ticket: int
     kind: str
-    environ: dict[str, str]
+    environ: Environ
     imports: list[str] = []
     interpreter: list[str] = []
 
@@ -61,7 +69,7 @@ class Spawn(msgspec.Struct, tag="spawn", array_like=True):
 
     ticket: int
     kind: str
-    environ: dict[str, str]
+    environ: Environ
 
 
 # zygote, library or template → front

@@ -30,6 +30,7 @@ from mmserve.wire.control import (
     Started,
     StartFailed,
     Unpacker,
+    environ_of,
     pack,
 )
 from mmserve.workers.exits import Exit, OomKills
@@ -365,7 +366,7 @@ class Zygote:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         self.library.link = Link(ours, self._library_heard, self._library_lost)
         with theirs, open(os.devnull, "r+b", buffering=0) as null:  # noqa: ASYNC230 - no disk
-            order = Start(0, "library", self._environ | SINGLE_THREADED, self._imports)
+            order = Start(0, "library", environ_of(self._environ | SINGLE_THREADED), self._imports)
             fds = (null.fileno(), 1, 2, theirs.fileno())
             self.library.process = await self._started(zygote, order, fds)
 
@@ -401,7 +402,7 @@ class Zygote:
         if self._link is None:
             raise ConnectionError("there is no zygote")
         interpreter = isolated_python() if kind == "exec" else []
-        order = Start(0, kind, dict(environ), [], interpreter)
+        order = Start(0, kind, environ_of(environ), [], interpreter)
         process = await self._started(self._link, order, fds)
         self._starts += 1
         return process
@@ -415,7 +416,7 @@ class Zygote:
             ConnectionError: it is gone; the descriptors are spent, as those of `start`.
             WorkersFailed: the system has no room for another process.
         """
-        return await self._started(link, Spawn(0, kind, dict(environ)), fds)
+        return await self._started(link, Spawn(0, kind, environ_of(environ)), fds)
 
     async def _started(self, link: Link, order: Start | Spawn, fds: Sequence[int]) -> Process:
         if self._is_stopping:
