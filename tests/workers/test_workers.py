@@ -783,3 +783,17 @@ def test_a_variable_that_is_no_utf_8_reaches_the_handler(write: Write, start: st
             assert await model.answer() == str(b"caf\xe9")
 
     run(test())
+
+
+@pytest.mark.parametrize("preload", [False, True])
+def test_a_start_that_breaks_inside_fails_and_is_not_waited_for(
+    write: Write, preload: bool
+) -> None:
+    async def test() -> None:
+        async with open_house() as house:
+            # An order that cannot be written, where it is built.
+            model = house.model(write(PID), model_dir=os.fsdecode(b"/caf\xe9"), preload=preload)
+            with pytest.raises(WorkersFailed, match="internal error"):
+                await model.start()
+
+    run(test())

@@ -372,17 +372,23 @@ class Pool:
         Raises:
             WorkersFailed: it did not come up.
         """
-        try:
+        with self._as_failure():
             if not self.blueprint.preload:
                 await self._launcher.launch(worker, self.blueprint)
                 return worker
             return await self._launch_preloaded(slot, worker)
-        except OSError as error:
-            raise _no_process(error) from error
+
+    @contextlib.contextmanager
+    def _as_failure(self) -> Iterator[None]:
+        """Whatever goes wrong within is told to those who wait for a start: WorkersFailed."""
+        try:
+            yield
         except WorkersFailed:
             raise
+        except OSError as error:
+            raise WorkersFailed(f"the server cannot start a process: {error}") from error
         except Exception as error:
-            log.exception("worker failed to start", extra=self._fields(slot))
+            log.exception("worker failed to start", extra={"model": self.blueprint.model_name})
             raise WorkersFailed("an internal error; the log has it") from error
 
     async def _launch_preloaded(self, slot: Slot, worker: Worker) -> Worker:
@@ -428,12 +434,12 @@ class Pool:
         """Loads the model into a template, and stays until that is not needed, or has ended."""
         worker, template = mould.worker, None
         try:
-            template = await self._launcher.launch_template(worker, self.blueprint)
+            with self._as_failure():
+                template = await self._launcher.launch_template(worker, self.blueprint)
         except WorkersFailed as failure:
             mould.made.set_result(failure)
-        except OSError as error:
-            mould.made.set_result(_no_process(error))
         else:
+            assert template is not None
             if not template.can_fork:
                 worker.start_reason = template.why_not
                 log.warning(
@@ -473,10 +479,6 @@ def _cut(slots: Iterable[Slot]) -> None:
         for worker in slot.workers():
             if worker.in_flight:
                 worker.kill("It was stopped while it served.")
-
-
-def _no_process(error: OSError) -> WorkersFailed:
-    return WorkersFailed(f"the server cannot start a process: {error}")
 
 
 def _is_ready(slot: Slot) -> bool:
