@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import msgspec
@@ -12,7 +12,7 @@ import msgspec
 from mmserve_loadtest.progress import Ticker
 from mmserve_loadtest.results import Results, table
 from mmserve_loadtest.rounds import MOST_ROUNDS, Rounds, Side
-from mmserve_loadtest.servers import Server, ServerFailed, Subject, running
+from mmserve_loadtest.servers import Server, ServerFailed, Started, Subject, running
 from mmserve_loadtest.stats import LEAST_ROUNDS
 from mmserve_loadtest.tally import Outcome
 
@@ -81,7 +81,7 @@ def verdict_table(rounds: Rounds, names: tuple[str, str]) -> str:
     return table(rows, header=("measure", ours, theirs, "ratio", "90 % interval", "bar", "verdict"))
 
 
-def record(results: Results, kind: str, rounds: Rounds, pair: Pair) -> None:
+def record(results: Results, kind: str, rounds: Rounds, versions: Mapping[str, str]) -> None:
     for measure, comparison in rounds.comparisons():
         results.add(
             kind,
@@ -90,21 +90,25 @@ def record(results: Results, kind: str, rounds: Rounds, pair: Pair) -> None:
             verdict=measure.verdict(comparison),
             ours=rounds.ours[measure.key],
             theirs=rounds.theirs[measure.key],
-            servers=pair.versions,
+            servers=versions,
         )
 
 
 def exit_status(rounds: Rounds) -> int:
-    """0 when every bar is met, 1 when one is missed, 3 when one is void."""
-    verdicts = {measure.verdict(comparison) for measure, comparison in rounds.comparisons()}
+    """0 when every bar is met, 1 when one is missed, 3 when one is void; without a bar 0."""
+    verdicts = {
+        measure.verdict(comparison)
+        for measure, comparison in rounds.comparisons()
+        if measure.bar is not None
+    }
     return 1 if "missed" in verdicts else 3 if "void" in verdicts else 0
 
 
-def refuse_failures(server: Server, outcome: Outcome) -> None:
+def refuse_failures(server: Started, outcome: Outcome) -> None:
     """Raises ServerFailed when a request had no good reply: what failed took no time."""
     if outcome.failures:
         raise ServerFailed(
-            f"{server.subject.name} failed {outcome.failures} requests: statuses "
+            f"{server.name} failed {outcome.failures} requests: statuses "
             f"{outcome.statuses}, {outcome.timeouts} timeouts, "
             f"{outcome.connection_errors} connection errors"
         )

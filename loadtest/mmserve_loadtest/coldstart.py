@@ -165,7 +165,7 @@ def _loads(
 
     with WarmMemory() as memory:
         measure_in_turn(rounds, measure)
-    record(results, "coldstart", rounds, pair)
+    record(results, "coldstart", rounds, pair.versions)
     ticker.done()
     print("POST /models of BERT-base, synchronous, one worker, page cache warm\n")
     print(verdict_table(rounds, (pair.ours.subject.name, pair.theirs.subject.name)))

@@ -15,10 +15,11 @@ try:
     from mmserve_loadtest.load import run
     from mmserve_loadtest.models import ModelsMissing
     from mmserve_loadtest.overhead import WARM_S, overhead
+    from mmserve_loadtest.peers import PEERS, Peer
     from mmserve_loadtest.progress import Ticker
     from mmserve_loadtest.results import Results, table
     from mmserve_loadtest.rounds import MOST_ROUNDS
-    from mmserve_loadtest.servers import ServerFailed, mms, mmserve
+    from mmserve_loadtest.servers import ServerFailed, Subject, mms, mmserve
     from mmserve_loadtest.stats import LEAST_ROUNDS
     from mmserve_loadtest.tally import Outcome, Plan
 except ModuleNotFoundError as missing:
@@ -32,6 +33,7 @@ Load generation over HTTP, and comparison with Multi Model Server.
   mmserve-bench load http://127.0.0.1:8080/predictions/noop --connections 16 --body hello
   mmserve-bench load http://127.0.0.1:8080/ping --method GET --rate 500 --arrivals poisson
   mmserve-bench overhead              requests per second and latency of a no-op model
+  mmserve-bench overhead --against mms,torchserve,triton,litserve
   mmserve-bench coldstart             load times, memory of a second worker, /ping meanwhile
 
 overhead and coldstart start both servers themselves, as shipped, in folders of their own, and
@@ -39,6 +41,9 @@ measure them in turn, in at least 5 rounds: medians, and a 90 % interval of the 
 whose interval is wider than 15 % to either side is void; rounds are added, up to --most-rounds,
 to avoid that. Multi Model Server comes from `make oracle` and needs Java.
 """
+
+#: The one that there is a bar for.
+MMS = "mms"
 
 EXITS = """\
 exit status of overhead and coldstart: 0 every bar is met, 1 one is missed, 3 one is void
@@ -124,7 +129,20 @@ def _parser() -> argparse.ArgumentParser:
         parents=[comparing],
         help="compare requests per second of a no-op model",
         description="POST /predictions/noop, one worker, closed loop, at 1, 16 and 64 "
-        "connections, access log and request counters on. Bar: 4 times Multi Model Server.",
+        "connections, access log and request counters on. Bar: 4 times Multi Model Server. Others "
+        "that are named with --against are installed with pip where they are missing, run the same "
+        "model with a handler of their own kind, and are only stated; one that cannot be "
+        "installed or started is left out, with the reason.",
+    )
+    command.add_argument(
+        "--against", default="mms", metavar="LIST", help=f"of {','.join((MMS, *PEERS))} (mms)"
+    )
+    command.add_argument(
+        "--peers",
+        type=Path,
+        default=Path(".peers"),
+        metavar="DIR",
+        help="where the others are installed, each in a virtual environment (.peers)",
     )
     command.add_argument("--duration", type=float, default=4.0, metavar="SECONDS", help="per value")
     command.add_argument(
@@ -201,14 +219,27 @@ def _report(outcome: Outcome) -> str:
 
 
 def _overhead(arguments: argparse.Namespace, ticker: Ticker) -> int:
-    results = _open(arguments, "overhead")
     return overhead(
-        _options(arguments),
-        results,
+        mmserve(arguments.mmserve),
+        _against(arguments),
+        _open(arguments, "overhead"),
         ticker,
+        peers=arguments.peers,
+        rounds=arguments.rounds,
+        most_rounds=arguments.most_rounds,
         duration_s=arguments.duration,
         warm_s=arguments.warm,
     )
+
+
+def _against(arguments: argparse.Namespace) -> list[Subject | Peer]:
+    names = dict.fromkeys(name for name in arguments.against.split(",") if name)
+    if unknown := names.keys() - {MMS, *PEERS}:
+        known = ", ".join((MMS, *PEERS))
+        raise ValueError(f"--against: {', '.join(sorted(unknown))} is none of {known}")
+    if not names:
+        raise ValueError("--against names no server")
+    return [mms(arguments.mms) if name == MMS else PEERS[name] for name in names]
 
 
 def _coldstart(arguments: argparse.Namespace, ticker: Ticker) -> int:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
 from mmserve_loadtest.bench import (
-    Options,
-    both,
     exit_status,
     model_store,
     record,
@@ -13,10 +17,12 @@ from mmserve_loadtest.bench import (
 )
 from mmserve_loadtest.load import run
 from mmserve_loadtest.models import write_noop
+from mmserve_loadtest.peer_servers import PeerMissing, PeerServer, install, running_peer
+from mmserve_loadtest.peers import Peer, Request, noop
 from mmserve_loadtest.progress import Ticker
 from mmserve_loadtest.results import Results, table
-from mmserve_loadtest.rounds import Measure, Rounds, Side, measure_in_turn
-from mmserve_loadtest.servers import Server, ServerFailed
+from mmserve_loadtest.rounds import OURS, Measure, Rounds, take_turns
+from mmserve_loadtest.servers import ServerFailed, Started, Subject, running
 from mmserve_loadtest.tally import Outcome, Plan
 
 CONNECTIONS = (1, 16, 64)
@@ -28,92 +34,167 @@ PAUSE_LIMIT_MS = 300.0  # of the generator itself; a busy server does not keep i
 TRIES = 5
 
 
+class _Entrant(msgspec.Struct, frozen=True):
+    """A running server that has the model, and the request that asks it."""
+
+    server: Started
+    url: str
+    request: Request
+
+    def plan(self, connections: int, duration_s: float) -> Plan:
+        return Plan(
+            url=self.url + self.request.path,
+            body=self.request.body,
+            headers=self.request.headers,
+            connections=connections,
+            duration_s=duration_s,
+            warmup_s=SETTLE_S,
+        )
+
+
 def overhead(
-    options: Options,
+    ours: Subject,
+    against: Sequence[Subject | Peer],
     results: Results,
     ticker: Ticker,
     *,
+    peers: Path,
+    rounds: int,
+    most_rounds: int,
     duration_s: float,
     warm_s: float = WARM_S,
 ) -> int:
-    """Requests per second of `POST /predictions/noop`, one worker, closed loop.
+    """Requests per second of a model that does nothing, one worker, closed loop.
+
+    All servers run at the same time and are measured in turn, ours once a round.
+
+    Args:
+        against: Multi Model Server, for which there is a bar, and peers, which are left out where
+            they cannot be installed, started or measured.
+        peers: the folder with a virtual environment for each peer.
 
     Returns:
-        The exit status.
+        The exit status, which the peers have no part in.
     """
-    rounds = Rounds(
+    entrants: dict[str, _Entrant] = {}
+    compared: dict[str, Rounds] = {}
+    left_out: dict[str, str] = {}
+    halfway: dict[tuple[str, int], list[float]] = {}
+
+    def leave_out(name: str, reason: Exception) -> None:
+        left_out[name] = str(reason)
+        results.add("left out", server=name, reason=str(reason))
+        ticker.say(f"{name} is left out: {reason}")
+
+    with model_store() as store, contextlib.ExitStack() as started:
+        for other in against:
+            if isinstance(other, Peer):
+                try:
+                    entrants[other.title] = _start_peer(other, peers, started, ticker)
+                except PeerMissing as missing:
+                    leave_out(other.title, missing)
+            else:
+                entrants[other.name] = _start(other, store, started, ticker)
+        entrants[OURS] = _start(ours, store, started, ticker)
+        for name, entrant in list(entrants.items()):
+            ticker.step(f"warming {entrant.server.name}")
+            try:
+                for count in CONNECTIONS:
+                    outcome = run(entrant.plan(count, warm_s / len(CONNECTIONS)), ticker.tell)
+                    refuse_failures(entrant.server, outcome)
+            except ServerFailed as failed:
+                if not isinstance(entrant.server, PeerServer):
+                    raise
+                leave_out(name, failed)
+                del entrants[name]
+            if name in entrants and name != OURS:
+                is_peer = isinstance(entrant.server, PeerServer)
+                compared[name] = _rounds(None if is_peer else BAR, rounds, most_rounds)
+
+        def measure(name: str, number: int) -> dict[str, float] | None:
+            entrant, rates = entrants[name], {}
+            for count in CONNECTIONS:
+                ticker.step(f"round {number}: {entrant.server.name}, {count} connections")
+                plan = entrant.plan(count, duration_s)
+                try:
+                    outcome = _measured(entrant.server, plan, ticker)
+                except ServerFailed as failed:
+                    if not isinstance(entrant.server, PeerServer):
+                        raise
+                    leave_out(name, failed)
+                    return None
+                results.add(
+                    "load", server=entrant.server.name, round=number, plan=plan, outcome=outcome
+                )
+                halfway.setdefault((name, count), []).append(outcome.latency_ms.p50)
+                rates[f"noop_{count}"] = outcome.rate_per_s
+            return rates
+
+        take_turns(compared, measure)
+        for name, filled in compared.items():
+            servers = [entrants[OURS].server, entrants[name].server]
+            record(results, "overhead", filled, {each.name: each.version for each in servers})
+    ticker.done()
+
+    for name, filled in compared.items():
+        print(verdict_table(filled, (ours.name, name)), end="\n\n")
+    if compared:
+        print(_halfway_table(halfway, {OURS: ours.name} | {name: name for name in compared}))
+    for name, reason in left_out.items():
+        print(f"left out: {name}: {reason}")
+    return max((exit_status(filled) for filled in compared.values()), default=0)
+
+
+def _start(
+    subject: Subject, store: Path, started: contextlib.ExitStack, ticker: Ticker
+) -> _Entrant:
+    """Ours or Multi Model Server, with the model registered."""
+    ticker.step(f"starting {subject.name} {subject.version}")
+    server = started.enter_context(running(subject, store))
+    url = write_noop(store)
+    server.manage("POST", f"/models?url={url}&initial_workers=1&synchronous=true")
+    return _Entrant(server, server.inference, Request(path="/predictions/noop", body=BODY))
+
+
+def _start_peer(
+    peer: Peer, folder: Path, started: contextlib.ExitStack, ticker: Ticker
+) -> _Entrant:
+    """Raises PeerMissing."""
+    venv = install(peer, folder, ticker.step)
+    ticker.step(f"starting {peer.title}")
+    server = started.enter_context(running_peer(peer, venv, noop(BODY)))
+    return _Entrant(server, server.url, server.request)
+
+
+def _rounds(bar: float | None, least: int, most: int) -> Rounds:
+    return Rounds(
         [
             Measure(
                 key=f"noop_{count}",
                 title=f"no-op, {count} connection{'s' * (count > 1)}",
                 unit="requests/s",
-                bar=BAR,
+                bar=bar,
                 better="higher",
             )
             for count in CONNECTIONS
         ],
-        least=options.rounds,
-        most=options.most_rounds,
+        least=least,
+        most=most,
     )
-    halfway: dict[tuple[Side, int], list[float]] = {}
 
-    with model_store() as store, both(options, store, ticker) as pair:
-        url = write_noop(store)
-        for server in pair:
-            server.manage("POST", f"/models?url={url}&initial_workers=1&synchronous=true")
-            ticker.step(f"warming {server.subject.name}")
-            for count in CONNECTIONS:
-                run(_plan(server, count, warm_s / len(CONNECTIONS)), ticker.tell)
 
-        def measure(side: Side, number: int) -> dict[str, float]:
-            rates = {}
-            for count in CONNECTIONS:
-                server = pair[side]
-                ticker.step(f"round {number}: {server.subject.name}, {count} connections")
-                plan = _plan(server, count, duration_s)
-                outcome = _measured(server, plan, ticker)
-                results.add(
-                    "load", server=server.subject.name, round=number, plan=plan, outcome=outcome
-                )
-                halfway.setdefault((side, count), []).append(outcome.latency_ms.p50)
-                rates[f"noop_{count}"] = outcome.rate_per_s
-            return rates
-
-        measure_in_turn(rounds, measure)
-        record(results, "overhead", rounds, pair)
-    ticker.done()
-
-    print(verdict_table(rounds, (options.ours.name, options.theirs.name)))
-    print()
+def _halfway_table(halfway: dict[tuple[str, int], list[float]], names: dict[str, str]) -> str:
     rows = [
         (
             str(count),
-            *(
-                f"{sorted(times := halfway[side, count])[len(times) // 2]:.3f} ms"
-                for side in ("ours", "theirs")
-            ),
+            *(f"{sorted(times := halfway[name, count])[len(times) // 2]:.3f} ms" for name in names),
         )
         for count in CONNECTIONS
     ]
-    print(
-        table(
-            rows, header=("connections", f"p50 {options.ours.name}", f"p50 {options.theirs.name}")
-        )
-    )
-    return exit_status(rounds)
+    return table(rows, header=("connections", *(f"p50 {title}" for title in names.values())))
 
 
-def _plan(server: Server, connections: int, duration_s: float) -> Plan:
-    return Plan(
-        url=f"{server.inference}/predictions/noop",
-        body=BODY,
-        connections=connections,
-        duration_s=duration_s,
-        warmup_s=SETTLE_S,
-    )
-
-
-def _measured(server: Server, plan: Plan, ticker: Ticker) -> Outcome:
+def _measured(server: Started, plan: Plan, ticker: Ticker) -> Outcome:
     """What came of the plan, carried out again while the machine stands still in between."""
     for _ in range(TRIES):
         outcome = run(plan, ticker.tell)
@@ -121,4 +202,4 @@ def _measured(server: Server, plan: Plan, ticker: Ticker) -> Outcome:
         if outcome.longest_pause_ms <= PAUSE_LIMIT_MS:
             return outcome
         ticker.say(f"the generator stood still for {outcome.longest_pause_ms:,.0f} ms; once more")
-    raise ServerFailed(f"this machine stands still too often to measure {server.subject.name}")
+    raise ServerFailed(f"this machine stands still too often to measure {server.name}")

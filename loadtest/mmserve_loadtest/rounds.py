@@ -1,4 +1,4 @@
-"""Two servers measured in turn, round after round, until the rounds agree."""
+"""Servers measured in turn, round after round, until the rounds agree."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from mmserve_loadtest.stats import LEAST_ROUNDS, Comparison, compare
 
 MOST_ROUNDS = 15
 
-#: Whose turn it is.
+#: Whose turn it is, of two.
 Side = Literal["ours", "theirs"]
+#: Among any number of servers, the name of ours.
+OURS = "ours"
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
@@ -22,19 +24,21 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
         key: in results.
         title: in tables.
         unit: of both servers' values.
-        bar: for ours ÷ theirs.
+        bar: for ours ÷ theirs; None where the ratio is only stated.
         better: whether the ratio should be at least or at most `bar`.
     """
 
     key: str
     title: str
     unit: str
-    bar: float
+    bar: float | None
     better: Literal["higher", "lower"]
 
-    def verdict(self, comparison: Comparison) -> Literal["met", "missed", "void"]:
+    def verdict(self, comparison: Comparison) -> Literal["met", "missed", "void", "stated"]:
         if comparison.is_void:
             return "void"
+        if self.bar is None:
+            return "stated"
         is_met = (
             comparison.ratio >= self.bar
             if self.better == "higher"
@@ -44,6 +48,8 @@ class Measure(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def bar_text(self) -> str:
+        if self.bar is None:
+            return "none"
         return f"≥ {self.bar:g} ×" if self.better == "higher" else f"≤ 1/{1 / self.bar:.3g}"
 
     def ratio_text(self, value: float) -> str:
@@ -79,11 +85,13 @@ class Rounds:
 
     @property
     def wants_more(self) -> bool:
-        """There are too few, or they disagree and there may be more of them."""
+        """There are too few, or they disagree about a bar and there may be more of them."""
         if self.count < self._least:
             return True
         return self.count < self._most and any(
-            comparison.is_void for _, comparison in self.comparisons()
+            comparison.is_void
+            for measure, comparison in self.comparisons()
+            if measure.bar is not None
         )
 
     def comparisons(self) -> Iterator[tuple[Measure, Comparison]]:
@@ -104,10 +112,39 @@ def measure_in_turn(
             for every measure.
         after: called after each round.
     """
-    while rounds.wants_more:
-        number = rounds.count + 1
-        # Who comes first changes, so that a drift of the machine harms both alike.
-        order: tuple[Side, Side] = ("theirs", "ours") if number % 2 else ("ours", "theirs")
-        values = {side: measure(side, number) for side in order}
-        rounds.add(values["ours"], values["theirs"])
-        after(rounds)
+    take_turns(
+        {"theirs": rounds},
+        lambda name, number: measure("ours" if name == OURS else "theirs", number),
+        after=lambda: after(rounds),
+    )
+
+
+def take_turns(
+    against: dict[str, Rounds],
+    measure: Callable[[str, int], Mapping[str, float] | None],
+    *,
+    after: Callable[[], None] = lambda: None,
+) -> None:
+    """Fills the rounds of ours against each of some others; ours is measured once a round.
+
+    Args:
+        against: by the name of the other. One that gave no values is taken out.
+        measure: called with whose turn it is, `OURS` or a key of `against`, and the number of the
+            round, from 1; gives a value for every measure, or None where there will be none.
+        after: called after each round.
+    """
+    number = 0
+    while any(rounds.wants_more for rounds in against.values()):
+        names = [*against, OURS]
+        # Who comes first changes, so that a drift of the machine harms all alike.
+        first, number = number % len(names), number + 1
+        values = {name: measure(name, number) for name in (*names[first:], *names[:first])}
+        ours = values[OURS]
+        if ours is None:
+            raise ValueError("there are no values of ours")
+        for name in list(against):
+            if (theirs := values[name]) is None:
+                del against[name]
+            else:
+                against[name].add(ours, theirs)
+        after()

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -29,7 +29,10 @@ POLL_S = 0.05
 #: Multi Model Server refuses ports from 32767 on.
 FIRST_PORT, LAST_PORT = 20_000, 32_000
 #: Settings of the caller's environment that must not reach a server under test.
-HIDDEN_PREFIXES = ("MMS_", "SAGEMAKER_", "MODEL_SERVER_HOME", "LOG_LOCATION", "METRICS_LOCATION")
+HIDDEN_PREFIXES = (
+    *("MMS_", "SAGEMAKER_", "MODEL_SERVER_HOME", "LOG_LOCATION", "METRICS_LOCATION"),
+    *("TS_", "TRITON"),
+)
 HIDDEN_NAMES = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", processes.MARK)
 ORACLE = Path(".oracle/bin/multi-model-server")
 
@@ -61,7 +64,7 @@ def mmserve(command: str | None = None) -> Subject:
         ServerFailed: there is no such command.
     """
     words = _words(command) if command else (str(_beside_python("multi-model-server")),)
-    return Subject(name="mmserve", command=words, version=_installed_version(words, "mmserve"))
+    return Subject(name="mmserve", command=words, version=installed_version(words, "mmserve"))
 
 
 def mms(command: str | None = None) -> Subject:
@@ -83,7 +86,7 @@ def mms(command: str | None = None) -> Subject:
     return Subject(
         name="MMS",
         command=words,
-        version=_installed_version(words, "multi_model_server"),
+        version=installed_version(words, "multi_model_server"),
         env={"PATH": f"{own}{os.pathsep}{os.environ.get('PATH', os.defpath)}"},
     )
 
@@ -108,44 +111,36 @@ def free_ports(count: int) -> list[int]:
     raise ServerFailed("no free port")
 
 
-class Server:
-    """A running server.
+class Started:
+    """A server that was started here, whatever it speaks, and all the processes it left.
 
     Attributes:
-        inference, management: `http://127.0.0.1:PORT`.
+        name, version: in tables and results.
         home: its private directory, with `logs`, `tmp` and `output.txt`.
+
+    Args:
+        command: all of it.
+        env: variables it gets besides those of the caller.
     """
 
     def __init__(
         self,
-        subject: Subject,
+        name: str,
+        version: str,
         home: Path,
-        store: Path,
-        properties: Mapping[str, object],
+        command: Sequence[str],
         env: Mapping[str, str],
-        models: tuple[str, ...],
-        one_port: bool,
     ) -> None:
-        self.subject, self.home = subject, home
-        self._tmp, self._logs, config = home / "tmp", home / "logs", home / "bench.properties"
+        self.name, self.version, self.home = name, version, home
+        self._tmp, self._logs = home / "tmp", home / "logs"
         for folder in (self._tmp, self._logs):
             folder.mkdir(parents=True)
-        inference, management = free_ports(2)
-        if one_port:
-            management = inference
-        self.inference = f"http://127.0.0.1:{inference}"
-        self.management = f"http://127.0.0.1:{management}"
-        addresses = {"inference_address": self.inference, "management_address": self.management}
-        lines = (f"{key}={value}\n" for key, value in (addresses | dict(properties)).items())
-        config.write_text("".join(lines), encoding="utf-8")
         self._run, self._output = uuid.uuid4().hex, home / "output.txt"
-        flags = ["--start", "--foreground", "--mms-config", str(config), "--model-store"]
-        flags += [str(store), *(("--models", *models) if models else ())]
         with self._output.open("wb") as output:
             self._process = subprocess.Popen(
-                [*subject.command, *flags],
+                command,
                 cwd=home,
-                env=self._environment() | dict(subject.env) | dict(env),
+                env=self._environment() | dict(env),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -162,39 +157,21 @@ class Server:
         }
         return inherited | own | {processes.MARK: self._run}
 
+    def answers(self) -> bool:
+        """Whether it is ready to be measured."""
+        raise NotImplementedError
+
     def wait_until_ready(self, limit_s: float) -> None:
         """Raises ServerFailed with the end of its output."""
         until = time.monotonic() + limit_s
-        while not self._answers():
+        while not self.answers():
             if self._process.poll() is not None and not self.pids():
-                raise ServerFailed(f"{self.subject.name} ended at start:\n{self.output()[-3000:]}")
+                raise ServerFailed(f"{self.name} ended at start:\n{self.output()[-3000:]}")
             if time.monotonic() > until:
                 raise ServerFailed(
-                    f"{self.subject.name} did not answer within {limit_s:g} s:\n"
-                    f"{self.output()[-3000:]}"
+                    f"{self.name} did not answer within {limit_s:g} s:\n{self.output()[-3000:]}"
                 )
             time.sleep(POLL_S)
-
-    def _answers(self) -> bool:
-        with contextlib.suppress(OSError, NoReply):
-            call("GET", f"{self.inference}/ping", timeout_s=5)
-            call("GET", f"{self.management}/models", timeout_s=5)
-            return True
-        return False
-
-    def manage(self, method: str, path: str, *, timeout_s: float = 300.0) -> Reply:
-        """A management call that must succeed. Raises ServerFailed when it does not."""
-        try:
-            reply = call(method, self.management + path, timeout_s=timeout_s)
-        except (OSError, NoReply, BadReply) as failed:
-            answer = str(failed)
-        else:
-            if reply.status < 300:
-                return reply
-            answer = f"{reply.status} {reply.body.decode(errors='replace')}"
-        raise ServerFailed(
-            f"{self.subject.name}: {method} {path}: {answer}\n{self.output()[-3000:]}"
-        )
 
     def pids(self) -> set[int]:
         """Living processes of this server."""
@@ -219,10 +196,69 @@ class Server:
         until = time.monotonic() + KILL_LIMIT_S
         while left := self.pids():
             if time.monotonic() > until:
-                raise ServerFailed(f"{self.subject.name} left processes: {sorted(left)}")
+                raise ServerFailed(f"{self.name} left processes: {sorted(left)}")
             processes.kill(left)
             time.sleep(POLL_S)
         self._process.wait()
+
+
+class Server(Started):
+    """A running server with the command line and the APIs of Multi Model Server.
+
+    Attributes:
+        inference, management: `http://127.0.0.1:PORT`.
+    """
+
+    def __init__(
+        self,
+        subject: Subject,
+        home: Path,
+        store: Path,
+        properties: Mapping[str, object],
+        env: Mapping[str, str],
+        models: tuple[str, ...],
+        one_port: bool,
+    ) -> None:
+        self.subject = subject
+        inference, management = free_ports(2)
+        if one_port:
+            management = inference
+        self.inference = f"http://127.0.0.1:{inference}"
+        self.management = f"http://127.0.0.1:{management}"
+        addresses = {"inference_address": self.inference, "management_address": self.management}
+        lines = (f"{key}={value}\n" for key, value in (addresses | dict(properties)).items())
+        config = home / "bench.properties"
+        config.write_text("".join(lines), encoding="utf-8")
+        flags = ["--start", "--foreground", "--mms-config", str(config), "--model-store"]
+        flags += [str(store), *(("--models", *models) if models else ())]
+        super().__init__(
+            subject.name,
+            subject.version,
+            home,
+            (*subject.command, *flags),
+            dict(subject.env) | dict(env),
+        )
+
+    def answers(self) -> bool:
+        with contextlib.suppress(OSError, NoReply):
+            call("GET", f"{self.inference}/ping", timeout_s=5)
+            call("GET", f"{self.management}/models", timeout_s=5)
+            return True
+        return False
+
+    def manage(self, method: str, path: str, *, timeout_s: float = 300.0) -> Reply:
+        """A management call that must succeed. Raises ServerFailed when it does not."""
+        try:
+            reply = call(method, self.management + path, timeout_s=timeout_s)
+        except (OSError, NoReply, BadReply) as failed:
+            answer = str(failed)
+        else:
+            if reply.status < 300:
+                return reply
+            answer = f"{reply.status} {reply.body.decode(errors='replace')}"
+        raise ServerFailed(
+            f"{self.subject.name}: {method} {path}: {answer}\n{self.output()[-3000:]}"
+        )
 
 
 @contextlib.contextmanager
@@ -274,7 +310,7 @@ def _beside_python(name: str) -> Path:
     raise ServerFailed(f"there is no {name} beside {sys.executable}; install mmserve first")
 
 
-def _installed_version(words: tuple[str, ...], distribution: str) -> str:
+def installed_version(words: tuple[str, ...], distribution: str) -> str:
     """The version in the metadata of the environment that a command belongs to."""
     command = Path(shutil.which(words[0]) or words[0])
     pattern = f"lib/python3*/site-packages/{distribution}-*.dist-info"
