@@ -263,6 +263,9 @@ def test_a_pipe_in_the_store_is_no_model(tmp_path: Path) -> None:
         async with open_shop(tmp_path) as shop:
             os.mkfifo(shop.store / "pipe")
             assert "neither a file nor" in await said(shop, "pipe", SourceNotFound)
+            write_tree(shop.store / "d", model())
+            os.mkfifo(shop.store / "d" / "pipe.py")  # which nobody will ever write to
+            assert (await shop.fetcher.fetch("d")).names_libraries
 
     run(test)
 

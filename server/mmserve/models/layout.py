@@ -132,6 +132,8 @@ def names_any(directory: Path, words: Sequence[str]) -> bool:
                 if not name.endswith(".py"):
                     continue
                 sources += 1
+                if not Path(folder, name).is_file():
+                    return True  # a pipe, which to open would be to wait, or who knows what
                 with Path(folder, name).open("rb") as source:
                     text = source.read(budget + 1)
                 budget -= len(text)
