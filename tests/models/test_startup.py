@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import os
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -61,3 +63,11 @@ def test_every_entry_is_a_model_or_a_warning(text: str) -> None:
     assert len(set(listed.models)) == len(listed.models)
     names = [name for name, _ in listed.models if name is not None]
     assert len(set(names)) == len(names)
+
+
+def test_an_entry_whose_name_cannot_be_told_costs_no_other() -> None:
+    found = in_store([("b.mar", False), (os.fsdecode(b"caf\xe9"), True), ("a", True)])
+    assert found.models == [(None, "a"), (None, "b.mar")]
+    (warning,) = found.warnings
+    assert "caf\\udce9" in warning
+    warning.encode()

@@ -60,14 +60,18 @@ def in_store(entries: Iterable[tuple[str, bool]]) -> StartupList:
     Returns:
         In alphabetical order, so that of two archives with one name always the same wins:
         directories, and files ending in `.mar` or `.model`; nothing hidden, and not the
-        `lost+found` of a freshly made volume.
+        `lost+found` of a freshly made volume. A name that is no UTF-8 is left out and warned of.
     """
-    return StartupList(
-        [
-            (None, name)
-            for name, is_directory in sorted(entries)
-            if not name.startswith(".")
-            and name != "lost+found"
-            and (is_directory or name.endswith((".mar", ".model")))
-        ]
-    )
+    models: list[tuple[str | None, str]] = []
+    warnings: list[str] = []
+    for name, is_directory in sorted(entries):
+        if name.startswith(".") or name == "lost+found":
+            continue
+        if not (is_directory or name.endswith((".mar", ".model"))):
+            continue
+        shown = name.encode("utf-8", "backslashreplace").decode()
+        if shown == name:
+            models.append((None, name))
+        else:
+            warnings.append(f"model_store: the name of {shown} is not UTF-8; it is skipped")
+    return StartupList(models, warnings)
