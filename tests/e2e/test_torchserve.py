@@ -55,8 +55,8 @@ def test_a_handler_of_torchserve_is_registered_and_answers(
 
 def test_what_cannot_be_served_is_refused_by_name(start_server: Callable[..., Server]) -> None:
     server = start_server()
-    write(server.store / "boxes.mar", {"w.pt": ""}, "object_detector", serializedFile="w.pt")
-    reply = server.register("boxes.mar")
+    write(server.store / "segments.mar", {"w.pt": ""}, "image_segmenter", serializedFile="w.pt")
+    reply = server.register("segments.mar")
     assert (reply.status, reply.json()["type"]) == (400, "InvalidModelException")
-    assert "TorchServe's own handler 'object_detector' has no equal here" in reply.message
+    assert "TorchServe's own handler 'image_segmenter' has no equal here" in reply.message
     assert server.names() == []

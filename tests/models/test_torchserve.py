@@ -44,7 +44,7 @@ def refusal(tmp_path: Path, files: Files, handler: str | None = None) -> str | N
             {"MAR-INF/MANIFEST.json": '{"workflow": {"workflowName": "w"}}'},
             "it is a workflow (.war). Register the models that it names one by one",
         ),
-        (archive("object_detector"), "'object_detector' has no equal here. What to do: bring a"),
+        (archive("image_segmenter"), "'image_segmenter' has no equal here. What to do: bring a"),
         (archive("text_classifier:handle"), "'text_classifier' has no equal here"),
         (archive("vllm_handler"), "'vllm_handler' has no equal here"),
         (archive(serializedFile="w.pt"), "its serializedFile, 'w.pt', is not in it"),
@@ -93,7 +93,7 @@ def test_what_cannot_be_served_is_named_with_what_to_do(
     "files",
     [
         archive("image_classifier", {"w.pt": b""}, serializedFile="w.pt"),
-        archive("object_detector.py", {"object_detector.py": ""}),
+        archive("image_segmenter.py", {"image_segmenter.py": ""}),
         archive(
             files={
                 "r.txt": "-r more.txt\n\nHere\nhere >= 3\nother; python_version < '3'\n"
@@ -113,7 +113,7 @@ def test_what_can_be_served_passes(files: Files, tmp_path: Path) -> None:
 
 
 def test_the_registrations_handler_is_stronger_than_the_archives(tmp_path: Path) -> None:
-    files = archive("object_detector")
+    files = archive("image_segmenter")
     assert refusal(tmp_path, files, "own:handle") is None
 
 

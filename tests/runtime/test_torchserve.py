@@ -292,3 +292,55 @@ def test_image_classifier_needs_no_handler_in_the_archive(
         likely = json.loads(answer.text)
         assert sorted(likely) == ["blue", "green", "red"]
         assert likely["red"] > 0.99 and sum(likely.values()) == pytest.approx(1, abs=1e-4)
+
+
+DETECTOR = """
+import torch
+from torch import nn
+
+class Boxes(nn.Module):
+    def forward(self, images):
+        assert all(image.max() <= 1 for image in images)
+        return [
+            {
+                "boxes": torch.tensor([[0.0, 0, image.shape[2], image.shape[1]], [0, 0, 1, 1]]),
+                "labels": torch.tensor([2, 1]),
+                "scores": torch.tensor([0.75, 0.25]),
+            }
+            for image in images
+        ]
+"""
+
+# Extends a handler as users do: an `__init__` of its own, and a step.
+OWN_DETECTOR = """
+from ts.torch_handler.object_detector import ObjectDetector
+
+class Mine(ObjectDetector):
+    def __init__(self):
+        self.threshold = 0.5
+
+    def postprocess(self, data):
+        return [{"found": found} for found in super().postprocess(data)]
+"""
+
+IMAGES = """
+from PIL import Image
+for name, size in {"wide": (30, 20), "high": (20, 30)}.items():
+    Image.new("RGB", size, (250, 10, 10)).save(f"{name}.png")
+"""
+
+
+@pytest.mark.torch
+def test_a_subclass_of_object_detector_takes_images_of_several_sizes(
+    tmp_path: Path, start: Callable[..., Process]
+) -> None:
+    subprocess.run([sys.executable, "-c", IMAGES], cwd=tmp_path, check=True)
+    files = {"boxes.py": DETECTOR, "own.py": OWN_DETECTOR, "index_to_name.json": '{"2": "cat"}'}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    worker = load(start, tmp_path, manifest("own.py", modelFile="boxes.py"), batch_size=2)
+    assert isinstance(worker.loaded, Loaded), worker.loaded
+    images = [(tmp_path / f"{name}.png").read_bytes() for name in ("wide", "high")]
+    wide, high = [json.loads(answer.text)["found"] for answer in worker.predict(*images)]
+    assert wide == [{"cat": [0.0, 0.0, 30.0, 20.0], "score": 0.75}]
+    assert high == [{"cat": [0.0, 0.0, 20.0, 30.0], "score": 0.75}]

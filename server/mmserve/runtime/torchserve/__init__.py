@@ -13,12 +13,15 @@ _OWN_ENTRIES = ("serializedFile", "modelFile", "requirementsFile", "configFile",
 
 #: Handlers that an archive may name instead of bringing one → their class. Those of TorchServe
 #: that are not here are in `UNSERVED`.
-BUILTIN = {"base_handler": "BaseHandler", "image_classifier": "ImageClassifier"}
+BUILTIN = {
+    "base_handler": "BaseHandler",
+    "image_classifier": "ImageClassifier",
+    "object_detector": "ObjectDetector",
+}
 
 #: TorchServe's other handlers → what to do instead.
 UNSERVED = {
     "image_segmenter": "bring a handler that extends VisionHandler and lays out its own answer",
-    "object_detector": "bring a handler that extends VisionHandler and lays out its own answer",
     "text_classifier": "bring a handler that reads its vocabulary, or serve the model as BERT",
     "text_handler": "bring a handler that extends BaseHandler",
 }

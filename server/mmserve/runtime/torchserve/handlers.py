@@ -38,17 +38,17 @@ class BaseHandler:
         mapping: class number → name, where the archive has `index_to_name.json`.
     """
 
-    def __init__(self) -> None:
-        self.model: Any = None
-        self.mapping: dict[str, str] | None = None
-        self.device: Any = None
-        self.map_location = "cpu"
-        self.initialized = False
-        self.context: Any = None
-        self.manifest: Any = None
-        self.model_pt_path: str | None = None
-        self.model_yaml_config: Mapping[str, Any] = {}
-        self.explain, self.target = False, 0
+    # Of the class, for many a subclass has an `__init__` that does not call this one's.
+    model: Any = None
+    mapping: dict[str, str] | None = None
+    device: Any = None
+    map_location = "cpu"
+    initialized = False
+    context: Any = None
+    manifest: Any = None
+    model_pt_path: str | None = None
+    model_yaml_config: Mapping[str, Any] = {}
+    explain, target = False, 0
 
     def initialize(self, context: Any) -> None:
         """Loads the model.

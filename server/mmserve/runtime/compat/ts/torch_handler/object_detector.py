@@ -1,7 +1,5 @@
-"""There is no equal for `ts.torch_handler.object_detector`."""
+"""`ts.torch_handler.object_detector`."""
 
-from mmserve.runtime.torchserve import UNSERVED
+from mmserve.runtime.torchserve.object_detector import ObjectDetector
 
-raise ImportError(
-    f"ts.torch_handler.object_detector is not served here: {UNSERVED['object_detector']}."
-)
+__all__ = ["ObjectDetector"]
