@@ -130,6 +130,16 @@ def test_auto_is_what_a_timed_product_says() -> None:
     assert precision.chosen("auto", torch.device("cpu")) == kind
 
 
+def test_the_time_of_a_product_is_taken_once_for_all_workers(tmp_path: Path) -> None:
+    cpu = torch.device("cpu")
+    first = precision.chosen("auto", cpu, tmp_path / "prepared")
+    (note,) = (tmp_path / "prepared").iterdir()
+    note.write_text("no" if first == BF16 else "yes")  # what another worker found out
+    assert precision.chosen("auto", cpu, tmp_path / "prepared") != first
+    note.write_text("perhaps")
+    assert precision.chosen("auto", cpu, tmp_path / "prepared") == first
+
+
 # Prepared files
 
 
