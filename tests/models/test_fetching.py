@@ -501,6 +501,7 @@ def test_redirects_are_followed_and_each_is_checked(tmp_path: Path, web: Web) ->
         web.redirect("/near", "/m.mar")
         web.redirect("/far", f"{other.url}/m.mar")
         web.redirect("/file", "file:///etc/passwd")
+        web.redirect("/told", f"{other.url.replace('//', '//u:hush@')}/hush?x=hush#hush")
         web.redirect("/bad", "http://h:0/")
         web.redirect("/loop", "/loop")
         rules = f"{web.url}/.*".replace(".", r"\.", 3)
@@ -521,6 +522,9 @@ def test_redirects_are_followed_and_each_is_checked(tmp_path: Path, web: Web) ->
                 before = len(other.requests)
                 text = await said(shop, f"{web.url}/far", DownloadFailed)
                 assert "allowed_urls does not allow" in text
+                text = await said(shop, f"{web.url}/told", DownloadFailed)
+                assert f"it redirects to {other.url}/…," in text
+                assert "hush" not in text
                 text = await said(shop, f"{other.url}/m.mar", SourceNotFound)
                 assert "allowed_urls does not allow" in text
                 assert len(other.requests) == before

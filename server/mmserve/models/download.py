@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import http.client
 import os
+import re
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +22,7 @@ import msgspec
 from mmserve.errors import DownloadFailed, ServeError, SourceNotFound, StorageFailed
 from mmserve.models.disk import storage_failed
 from mmserve.models.limits import DownloadLimits, Rules
-from mmserve.models.source import Remote, is_allowed, parse_remote, scheme_of, shown
+from mmserve.models.source import Remote, is_allowed, parse_remote, scheme_of, without_credentials
 from mmserve.models.watch import Watch
 
 _REDIRECTS = (301, 302, 303, 307, 308)
@@ -161,10 +162,10 @@ def _redirected(remote: Remote, location: str, rules: Rules, shown_url: str) -> 
     url = urljoin(remote.url, location)
     scheme = scheme_of(url, rules)
     if scheme not in ("http", "https") or (remote.scheme, scheme) == ("https", "http"):
-        why = f"it redirects to {shown(url)}, whose scheme is not allowed here"
+        why = f"it redirects to {_place(url)}, whose scheme is not allowed here"
         raise DownloadFailed(shown_url, reason=why)
     if not is_allowed(url, rules):
-        why = f"it redirects to {shown(url)}, which allowed_urls does not allow"
+        why = f"it redirects to {_place(url)}, which allowed_urls does not allow"
         raise DownloadFailed(shown_url, reason=why)
     try:
         target = parse_remote(url)
@@ -177,6 +178,13 @@ def _redirected(remote: Remote, location: str, rules: Rules, shown_url: str) -> 
     )
     login = target.login or (remote.login if same_place else None)
     return msgspec.structs.replace(target, login=login)
+
+
+def _place(url: str) -> str:
+    """Scheme and host of where a server sends us, enough to allow it: the rest is an answer."""
+    scheme, mark, rest = without_credentials(url).partition("://")
+    host = re.split(r"[/?#]", rest, maxsplit=1)[0]
+    return f"{scheme}{mark}{host}/…"
 
 
 def _cause(error: Exception) -> str:
