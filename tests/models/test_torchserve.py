@@ -6,10 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mmserve.errors import InvalidModel
 from mmserve.models.layout import read_layout
 from mmserve.models.torchserve import may_be_torchserve, refuse_unserved
+from mmserve.runtime.torchserve import config, requirements
 from tests.models.workshop import open_shop, run, write_tree, zip_of
 
 Files = dict[str, str | bytes]
@@ -132,3 +135,31 @@ def test_a_registration_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
             await fetched.lease.release()
 
     run(test)
+
+
+# fmt: off
+_WORDS = st.sampled_from([
+    "a", "b-c", "==", ">=1", "; ", "extra", "python_version", "<'3'", "[x]", "@", " ", "#", "-r",
+    "git+https://x", "\\\n", "\n", "&a ", "*a", "<<: ", ": ", "- ", "{", "}", "[", "]", "'", "---",
+    "!!int ", "!!float ", "!!binary ", "0x", "0b", "1e9", "9" * 5000, "2001-99-99", "1:99:99.5",
+    "\t", "\0", "\ud7ff", "%YAML", "!!timestamp ", "!!omap ", "!!set ", "? ", "!!python/none",
+])
+# fmt: on
+_TEXTS = st.lists(_WORDS, max_size=12).map("".join) | st.text(max_size=40)
+
+
+@given(_TEXTS)
+def test_any_requirements_are_read(text: str) -> None:
+    for line in requirements.missing(text, []):
+        assert line in text.replace("\\\n", " ")
+
+
+@given(_TEXTS)
+def test_any_config_file_is_read_or_refused_in_words(text: str) -> None:
+    try:
+        settings = config.parse(text)
+    except config.BadConfig as error:
+        assert str(error)
+    else:
+        config.unserved(settings)
+        config.unheeded(settings)

@@ -54,8 +54,10 @@ def parse(text: str) -> dict[str, Any]:
         if aliases > MAX_ALIASES:
             raise BadConfig(f"it has more than {MAX_ALIASES} aliases (*name)")
         config = yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError, ArithmeticError, RecursionError) as error:
-        raise BadConfig(f"it is not valid YAML: {' '.join(str(error).split())}") from None
+    except (BadConfig, MemoryError):
+        raise
+    except Exception as error:  # a value that is not of its tag raises whatever it runs into
+        raise BadConfig(f"it is not valid YAML: {' '.join(str(error).split())[:300]}") from None
     if config is None:
         return {}
     if not isinstance(config, dict):
