@@ -42,12 +42,19 @@ class Input(NamedTuple):
     Attributes:
         fields: its texts by name, each checked.
         parameters: by name, each checked; those that nobody gave are missing.
-        where: what its fields are called in messages: "", "body[1]." or "inputs[1].".
+        where: what its fields are called in messages: "", "body[1]." or "inputs[1]."; without a
+            dot at its end it is a text that has a name itself.
     """
 
     fields: Mapping[str, str]
     parameters: Mapping[str, Any]
     where: str
+
+    def label(self, name: str) -> str:
+        """What a field, or a parameter, is called in messages."""
+        if self.where and not self.where.endswith("."):
+            return self.where if name in self.fields else name
+        return f"{self.where}{name}"
 
 
 class Asked(NamedTuple):
@@ -142,7 +149,7 @@ def check_count(values: Sequence[Any], name: str, limit: int = MAX_INPUTS) -> No
 
 def _one(value: Any, name: str, where: str, form: Form, shared: Mapping[str, Any]) -> Input:
     if isinstance(value, str) and len(form.needed) == 1:
-        return Input({form.needed[0]: checked(value, name)}, shared, where)
+        return Input({form.needed[0]: checked(value, name)}, shared, name)
     if not isinstance(value, dict):
         also = "a text or " if len(form.needed) == 1 else ""
         raise BadInput(name, f"must be {also}an object with {_listed(form.needed)}")

@@ -81,7 +81,7 @@ class Answering:
             rows += [Row(window.ids, window.type_ids) for window in windows]
             if len(rows) > MAX_WINDOWS:
                 raise TooLarge(
-                    f"{each.where}context",
+                    each.label("context"),
                     f"is too long; the texts of a request take at most {MAX_WINDOWS} windows "
                     f"of {self._length(each)} tokens. Send it in parts",
                 )
@@ -102,13 +102,13 @@ class Answering:
         room = length - taken
         if room < _LEAST_ROOM:
             raise BadInput(
-                f"{each.where}question",
+                each.label("question"),
                 f"is too long: {taken} tokens with its marks, of {length} that are read at once",
             )
         if stride >= room:
             if "doc_stride" in each.parameters:
                 raise BadInput(
-                    f"{each.where}doc_stride",
+                    each.label("doc_stride"),
                     f"must be less than {room}, which is what the question leaves of a window",
                 )
             stride = room // 2

@@ -77,7 +77,7 @@ class Filling:
         for each, tokens in zip(asked.inputs, encoded, strict=True):
             masks = [place for place, id_ in enumerate(tokens.ids) if id_ == self._mask_id]
             if not masks:
-                self._refuse(f"{each.where}text", each.fields["text"], length)
+                self._refuse(each.label("text"), each.fields["text"], length)
             targets = self._target_ids(each)
             top_k = each.parameters.get("top_k", self._loaded.options.top_k or TOP_K)
             top_k = min(top_k, len(self._words) if targets is None else len(targets))
@@ -104,7 +104,7 @@ class Filling:
         for tokens in self._loaded.tokens.encode(others, None, with_special=False):
             ids.update(tokens.ids[:1])
         if not ids:
-            raise BadInput(f"{each.where}targets", "names no word that the model knows")
+            raise BadInput(each.label("targets"), "names no word that the model knows")
         return sorted(ids)
 
     def forward(self, chunk: Chunk) -> Sequence[Any]:

@@ -95,7 +95,7 @@ class TokenLabels:
             every.append(windows)
             rows += [Row(window.ids, window.type_ids) for window in windows]
             if len(rows) > max(MAX_WINDOWS, texts.MAX_INPUTS):
-                raise TooLarge(f"{each.where}text", "is too long; send it in parts")
+                raise TooLarge(each.label("text"), "is too long; send it in parts")
         return Work(rows, (asked, every))
 
     def _strategy(self, each: texts.Input) -> str:
@@ -106,7 +106,7 @@ class TokenLabels:
         stride = each.parameters.get("stride")
         if stride is not None and self._strategy(each) == "none":
             raise BadInput(
-                f"{each.where}stride",
+                each.label("stride"),
                 'needs an aggregation_strategy other than "none": windows overlap',
             )
         if stride is None and self._strategy(each) != "none":
