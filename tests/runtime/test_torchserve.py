@@ -58,6 +58,8 @@ torch.save(net.state_dict(), "net.pth")
 torch.save(net.state_dict(), "old.pth", _use_new_zipfile_serialization=False)
 torch.save(net, "whole.pth")
 torch.jit.script(net).save("net.pt")
+from safetensors.torch import save_file
+save_file(net.state_dict(), "net.safetensors")
 rows = [[1.0, 2.0], [3.0, -4.0]]
 with torch.inference_mode():
     json.dump([net(torch.tensor(rows)).tolist(), net(torch.tensor(rows) * 2).tolist()], sys.stdout)
@@ -233,9 +235,10 @@ def answers(worker: Process) -> list[list[float]]:
     [
         {"modelFile": "net.py", "serializedFile": "net.pth"},
         {"modelFile": "net.py", "serializedFile": "old.pth"},
+        {"modelFile": "net.py", "serializedFile": "net.safetensors"},
         {"serializedFile": "net.pt"},
     ],
-    ids=["state dict", "state dict of torch before 1.6", "TorchScript"],
+    ids=["state dict", "state dict of torch before 1.6", "safetensors", "TorchScript"],
 )
 def test_a_handler_that_extends_the_base_handler_answers_a_batch(
     files: dict[str, str], net: tuple[Path, Any], start: Callable[..., Process]

@@ -146,7 +146,9 @@ def _parser() -> argparse.ArgumentParser:
     stop.set_defaults(run=_stop)
 
     commands.add_parser(
-        "archive", help="make a model archive, as model-archiver; or: archive bert, archive resnet"
+        "archive",
+        help="make a model archive, as model-archiver; or: archive bert, archive resnet, "
+        "archive convert",
     )
 
     config = _command(commands, "config", "show the settings", _CONFIG)
