@@ -111,7 +111,7 @@ ALLOWED: Sequence[Allowed] = (
     ),
     # ---------------------------------------------------------------- routes
     error(
-        "F001",
+        "D19",
         "a path that cannot be decoded is a mistake of the client",
         "* / routes* / * /predictions/%zz",
         (400, "BadRequestException", "The path is not percent-encoded: *"),
