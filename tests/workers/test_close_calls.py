@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -13,13 +14,14 @@ from pathlib import Path
 import pytest
 
 from mmserve.errors import WorkersFailed
+from mmserve.wire.control import Start
 from mmserve.wire.framing import encode
 from mmserve.wire.messages import Load, Loaded
 from mmserve.workers.exits import Exit
 from mmserve.workers.pool import Policy
 from mmserve.workers.worker import Worker
-from mmserve.workers.zygote import Process, Zygote
-from tests.workers.house import Write, open_house, run, until
+from mmserve.workers.zygote import Link, Process, Zygote
+from tests.workers.house import Write, descriptors, open_house, run, until
 
 ORDER = Load("m", "/", "service:handle", 1, None, "", True, 1 << 20)
 
@@ -113,6 +115,29 @@ def test_a_successor_that_does_not_load_is_not_tried_again_at_once(
             for _ in range(20):
                 assert await model.answer() == pid
             assert (directory / "loads").read_text() == "xx"
+
+    run(test())
+
+
+def test_an_order_that_cannot_be_kept_leaves_no_descriptor() -> None:
+    async def test() -> None:
+        ours, theirs = socket.socketpair()
+        link = Link(ours, lambda _: None, lambda: None)
+        link.post(Start(0, "fork", {b"BIG": bytes(8 << 20)}))  # more than the socket takes
+        before = descriptors()
+        free = [os.dup(0) for _ in range(3)]
+        for fd in free:
+            os.close(fd)
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free[2], hard))  # room for two of three
+        try:
+            with pytest.raises(OSError, match="Too many open files"):
+                link.post(Start(0, "fork", {}), (0, 1, 2))
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert descriptors() == before
+        link.close()
+        theirs.close()
 
     run(test())
 

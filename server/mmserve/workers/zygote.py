@@ -110,7 +110,7 @@ class Link:
             if sent:  # descriptors travel with the first byte
                 fds = ()
             self._loop.add_writer(self._socket, self._write)
-        self._unsent.append((data, [os.dup(fd) for fd in fds]))
+        self._unsent.append((data, _copies(fds)))
 
     async def start(self, order: Start | Spawn, fds: Sequence[int]) -> int:
         """Sends the order under a ticket; the pid. Raises WorkersFailed, ConnectionError."""
@@ -562,6 +562,18 @@ class Zygote:
                 self._zygote_ended()
             elif pid in self._processes or self._starting:
                 self._ended(pid, code, platform.oom_kills())
+
+
+def _copies(fds: Sequence[int]) -> list[int]:
+    """Descriptors of our own. Raises OSError, and leaves none, when there is no room for all."""
+    copies: list[int] = []
+    try:
+        for fd in fds:
+            copies.append(os.dup(fd))
+    except OSError:
+        _close_all(copies)
+        raise
+    return copies
 
 
 def _close_all(fds: Sequence[int]) -> None:
