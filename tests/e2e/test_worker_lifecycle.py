@@ -154,7 +154,7 @@ def test_a_crowd_loses_nothing_while_its_workers_are_replaced(start_server: Star
         replies = [run(server.predict, "m") for _ in range(200)]
         found = [each.result() for each in replies]
     assert {reply.status for reply in found} == {200}
-    assert len({reply.text for reply in found}) > 4
+    assert len({reply.text for reply in found}) > 2  # more than began
 
 
 def test_a_worker_that_grows_is_replaced_and_none_fails(start_server: StartServer) -> None:
