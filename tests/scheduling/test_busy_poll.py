@@ -7,6 +7,7 @@ import socket
 from time import monotonic
 
 from mmserve.scheduling.busy_poll import BusyPoll
+from mmserve.wire.polling import MOST_CREDIT
 
 QUICK_S = 1e-5
 
@@ -66,7 +67,9 @@ def test_what_arrives_meanwhile_is_heard() -> None:
 def test_a_client_that_never_asks_again_is_given_up_and_workers_are_not() -> None:
     async def check() -> tuple[bool, bool]:
         poll = BusyPoll(0.0005)
-        for _ in range(8):  # each time: the worker answers at once, the client does not come back
+        for _ in range(
+            MOST_CREDIT + 8
+        ):  # each time: the worker answers at once, the client does not come back
             poll.sent(QUICK_S, monotonic())
             poll.answered(QUICK_S, monotonic())
             await asleep(poll)

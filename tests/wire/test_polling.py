@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmserve.wire.polling import MOST_SKIPPED, Polling
+from mmserve.wire.polling import MOST_CREDIT, MOST_SKIPPED, Polling
 
 
 def tries(polling: Polling, outcomes: list[bool]) -> int:
@@ -23,12 +23,17 @@ def test_what_always_comes_at_once_is_always_worth_it() -> None:
 
 
 def test_what_never_comes_is_tried_less_and_less() -> None:
-    assert tries(Polling(), [False] * 10_000) < 10_000 / MOST_SKIPPED + 10
+    assert tries(Polling(), [False] * 10_000) < 10_000 / MOST_SKIPPED + 10 + MOST_CREDIT
 
 
-def test_one_late_answer_costs_one_wait() -> None:
-    polling = Polling()
-    assert tries(polling, [True] * 10 + [False] + [True] * 10) == 20
+def test_a_few_late_answers_among_many_cost_no_more_than_themselves() -> None:
+    mostly = ([True] * 9 + [False]) * 20
+    assert tries(Polling(), mostly) == len(mostly)
+
+
+def test_what_is_late_more_often_than_not_is_given_up() -> None:
+    rarely = [True, False, False] * 1000
+    assert tries(Polling(), rarely) < len(rarely)
 
 
 @given(st.lists(st.booleans(), max_size=300))

@@ -10,16 +10,20 @@ from __future__ import annotations
 
 #: Waits that are slept through at once, at most, before the next try.
 MOST_SKIPPED = 255
+#: How many more waits may have been in vain than not, before one is slept through: where both sides
+#: stay awake, one that is late once makes the other late too.
+MOST_CREDIT = 8
 
 
 class Polling:
     """Whether to stay awake for the next wait of one kind, by how the last ones went."""
 
-    __slots__ = ("_skipping", "_vain")
+    __slots__ = ("_credit", "_skipping", "_vain")
 
     def __init__(self) -> None:
-        self._vain = 0  # waits to be skipped after the last vain one
-        self._skipping = 0  # of which are left
+        self._credit = MOST_CREDIT
+        self._vain = 0  # waits that were skipped after the last one without credit
+        self._skipping = 0  # waits that are still to be skipped
 
     def is_worthwhile(self) -> bool:
         """Asked once before each wait."""
@@ -31,7 +35,13 @@ class Polling:
     def ended(self, *, was_at_once: bool) -> None:
         """What was waited for came while we were awake, or did not.
 
-        After n waits in vain in a row the next 2**n - 1 are slept through.
+        Each that did not takes from the credit that each that did gives. Without credit, n waits in
+        vain in a row mean that the next 2**n - 1 are slept through.
         """
-        self._vain = 0 if was_at_once else min(2 * self._vain + 1, MOST_SKIPPED)
-        self._skipping = self._vain
+        if was_at_once:
+            self._credit = min(self._credit + 1, MOST_CREDIT)
+            self._vain = 0
+        elif self._credit:
+            self._credit -= 1
+        else:
+            self._vain = self._skipping = min(2 * self._vain + 1, MOST_SKIPPED)
