@@ -162,6 +162,8 @@ class Server:
                     self._on_hangup(loop, listeners)
                     gc.freeze()  # what lives as long as the server need not be looked at again
                     self._journal.announce("Model server started.")
+                    if self._arguments.ready_fd is not None and settings.log_to == "files":
+                        self._journal.leave_stdout()  # a file that nobody rolls
                     announce_ready(self._arguments.ready_fd)
                     if settings.load_models and not settings.fail_on_startup_error:
                         spawn(self._sum_up_start(registry, failed))

@@ -122,6 +122,24 @@ def test_the_terminal_sees_the_servers_lines_and_not_those_of_requests(
         assert word not in seen
 
 
+def test_standard_output_can_be_left_to_itself(tmp_path: Path, stdout: Stdout) -> None:
+    with open_journal(settings(tmp_path), stdout=stdout.fd) as journal:
+        journal.server(logging.INFO, "mmserve.serve", "before")
+        journal.leave_stdout()
+        journal.server(logging.INFO, "mmserve.serve", "after")
+    seen = stdout.text()
+    assert "before" in seen
+    assert "after" not in seen
+    assert "after" in (tmp_path / "mms_log.log").read_text()
+
+
+def test_lines_that_have_no_file_stay_on_standard_output(tmp_path: Path, stdout: Stdout) -> None:
+    with open_journal(settings(tmp_path, log_to="stdout"), stdout=stdout.fd) as journal:
+        journal.leave_stdout()
+        journal.server(logging.INFO, "mmserve.serve", "after")
+    assert "after" in stdout.text()
+
+
 def test_all_lines_go_to_standard_output_and_no_file_is_made(
     tmp_path: Path, stdout: Stdout
 ) -> None:

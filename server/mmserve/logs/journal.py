@@ -170,6 +170,13 @@ class Journal:
         least = min((least for least, _, _ in channel.others), default=logging.CRITICAL)
         return channel.plain is not None or least <= logging.INFO
 
+    def leave_stdout(self) -> None:
+        """From now on lines of the server that go to a file go there alone."""
+        terminal = self._terminal.backlog if self._terminal else None
+        elsewhere = tuple(other for other in self._server.others if other[2] is not terminal)
+        if elsewhere:
+            self._server.others = elsewhere
+
     def _report(self, text: str) -> None:
         self.server(logging.WARNING, "mmserve.logs", text)
 
