@@ -58,7 +58,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.command == "GET" and (number := WORKERS.get(path[8:])) is not None:
             states = ["READY", "LOADING", "UNLOADING"][:number]
             return 200, {"minWorkers": number, "workers": [{"status": each} for each in states]}
-        if path != "/models/m000":
+        if path != "/models/m000" and self.command != "PUT":
             problem = {"type": "ModelNotFoundException", "message": f"Model not found: {path[8:]}"}
             return 404, {"code": 404, **problem}
         if self.command == "GET":
@@ -317,11 +317,23 @@ def test_describe_shows_the_reply_as_it_is(run, server):
     assert run("models", "describe", "m000")[:2] == (0, b'{\n  "modelName": "m000"\n}\n')
 
 
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("m001", 'Model "m001": 1 worker'),
+        ("m002", 'Model "m002": 0 workers'),
+        ("m003", 'Model "m003": 1 of 3 workers ready'),
+    ],
+)
+def test_scale_says_how_many_workers_are_ready(run, server, name, said):
+    assert run("models", "scale", name, "--min", "3")[:2] == (0, f"{said}\n".encode())
+
+
 def test_scale_and_unload_say_what_the_server_says(run, server):
     assert run("models", "scale", "m000", "--min", "3")[:2] == (0, b"PUT done\n")
     assert run("models", "scale", "m000", "--min", "1", "--max", "2", "--no-wait")[0] == 0
     assert run("models", "unload", "m000")[:2] == (0, b"DELETE done\n")
-    assert [path for _, path, *_ in server.seen] == [
+    assert [path for method, path, *_ in server.seen if method != "GET"] == [
         "/models/m000?min_worker=3&max_worker=3&synchronous=true",
         "/models/m000?min_worker=1&max_worker=2&synchronous=false",
         "/models/m000",

@@ -450,7 +450,16 @@ def _scale(flags: argparse.Namespace) -> int:
         "max_worker": flags.min if flags.max is None else flags.max,
         "synchronous": "false" if flags.no_wait else "true",
     }
-    return _talk(flags, lambda client: _print_status(client.scale(flags.name, asked)))
+
+    def scale(client: Client) -> None:
+        reply = client.scale(flags.name, asked)
+        workers = client.workers(flags.name)
+        if workers is None:
+            _print_status(reply)
+        else:
+            _print_scaled(flags.name, workers)
+
+    return _talk(flags, scale)
 
 
 def _invoke(flags: argparse.Namespace) -> int:
@@ -563,10 +572,19 @@ def _print_status(reply: Reply) -> None:
 def _print_loaded(name: str, workers: Workers) -> None:
     from mmserve.logs.escape import escaped
 
+    print(f'Model "{escaped(name)}" loaded, {_count(workers)}')
+
+
+def _print_scaled(name: str, workers: Workers) -> None:
+    from mmserve.logs.escape import escaped
+
+    print(f'Model "{escaped(name)}": {_count(workers)}')
+
+
+def _count(workers: Workers) -> str:
     ready, wanted = workers
     many = f"{wanted} worker{'' if wanted == 1 else 's'}"
-    count = many if ready == wanted else f"{ready} of {many} ready"
-    print(f'Model "{escaped(name)}" loaded, {count}')
+    return many if ready == wanted else f"{ready} of {many} ready"
 
 
 def _write(reply: Reply) -> None:
