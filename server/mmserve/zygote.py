@@ -43,6 +43,7 @@ from mmserve.wire.control import (
     StartFailed,
     ToLibrary,
     ToZygote,
+    Up,
 )
 
 #: Read once, by native libraries when they load: a second thread in the library would make every
@@ -113,6 +114,7 @@ class Zygote:
         poll.register(self._link.socket, select.POLLIN)
         poll.register(self._children, select.POLLIN)
         try:
+            self._link.send(Up(_top_level_modules()))
             while True:
                 for fd, _ in poll.poll():
                     if fd == self._children.fileno():

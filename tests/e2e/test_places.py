@@ -77,8 +77,21 @@ def test_a_narrow_locale_does_not_narrow_requests(start_server: StartServer) -> 
 
 
 def test_handlers_may_have_the_names_of_our_modules(start_server: StartServer) -> None:
-    """`service.py` is every handler here; these are beside it, and are imported by it."""
-    names = ("context", "metrics", "utils", "wire", "runtime", "workers", "errors", "tqdm")
+    """`service.py` is every handler here; these are beside it, and are imported by it.
+
+    `gettext` is one that the process which forks workers holds.
+    """
+    names = (
+        "context",
+        "metrics",
+        "utils",
+        "wire",
+        "runtime",
+        "workers",
+        "errors",
+        "tqdm",
+        "gettext",
+    )
     setup = "\n".join(f"import {name}; assert {name}.mine, {name}" for name in names)
     server = start_server()
     files = {f"{name}.py": "mine = True\n" for name in names}

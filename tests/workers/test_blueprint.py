@@ -34,6 +34,12 @@ ALL_SET: dict[str, Any] = {
         ({}, {"clash": "tqdm is the archive's own"}, "fresh"),
         ({}, {"worker_start": "fresh"}, "fresh"),
         ({}, {"has_library": False}, "bare"),
+        ({}, {"has_library": False, "clash": "json is the archive's own"}, "fresh"),
+        (
+            {"names_libraries": False},
+            {"has_library": False, "is_settled": False, "clash": "json is the archive's own"},
+            "fresh",
+        ),
         ({"names_libraries": True}, {"has_library": False, "is_settled": False}, "wait"),
         ({"names_libraries": False}, {"has_library": False, "is_settled": False}, "bare"),
     ],

@@ -108,6 +108,16 @@ class Import(msgspec.Struct, array_like=True):
     error: str = ""
 
 
+class Up(msgspec.Struct, tag="up", array_like=True):
+    """The zygote's first word.
+
+    Attributes:
+        modules: as in `LibraryReady`, of what the zygote holds.
+    """
+
+    modules: dict[str, str]
+
+
 class LibraryReady(msgspec.Struct, tag="library_ready", array_like=True):
     """The library process can fork.
 
@@ -129,7 +139,7 @@ class LibraryUnfit(msgspec.Struct, tag="library_unfit", array_like=True):
 
 ToZygote = Start | Signal
 ToLibrary = Spawn
-FromZygote = Started | StartFailed | Exited | LibraryReady | LibraryUnfit
+FromZygote = Up | Started | StartFailed | Exited | LibraryReady | LibraryUnfit
 
 
 def pack(message: msgspec.Struct) -> bytes:

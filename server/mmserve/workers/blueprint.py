@@ -66,14 +66,15 @@ def choose_way(
         worker_start: the setting, "fork" or "fresh".
         has_library: a library process is ready.
         is_settled: the library is ready, or there will be none.
-        clash: why a fork with the libraries would see other modules than a fresh interpreter.
+        clash: why a fork of the library or, where there is none yet, of the zygote would see other
+            modules than a fresh interpreter.
     """
     if worker_start == "fresh":
         return Way("fresh", "worker_start is fresh")
+    if not is_settled and blueprint.names_libraries:
+        return Way("wait")
+    if clash:
+        return Way("fresh", clash)
     if not is_settled:
-        if blueprint.names_libraries:
-            return Way("wait")
         return Way("bare", "the preloaded libraries were not ready, and its code names none")
-    if not has_library:
-        return Way("bare")
-    return Way("fresh", clash) if clash else Way("library")
+    return Way("library" if has_library else "bare")

@@ -126,7 +126,10 @@ class Launcher:
                 raise WorkersFailed("the server is stopping")
             if not zygote.is_up.is_set():
                 await worker.unless_aborted(zygote.is_up.wait())
-            clash = clashes(blueprint.top_names, library.modules) if library.is_ready else None
+            if not library.is_ready:
+                await worker.unless_aborted(zygote.is_known.wait())
+            held = library.modules if library.is_ready else zygote.modules
+            clash = clashes(blueprint.top_names, held)
             way = choose_way(
                 blueprint,
                 worker_start=self._worker_start,
@@ -142,7 +145,9 @@ class Launcher:
                     await worker.unless_aborted(library.settled.wait())
             except TimeoutError:  # one of the imports may hang
                 library.settled.set()  # nobody else waits for it
-                return Way("bare", "the preloaded libraries were not ready in time")
+                if clash is None:
+                    return Way("bare", "the preloaded libraries were not ready in time")
+                return Way("fresh", clash)
 
     async def _start(
         self,

@@ -30,6 +30,7 @@ from mmserve.wire.control import (
     Started,
     StartFailed,
     Unpacker,
+    Up,
     environ_of,
     pack,
 )
@@ -234,6 +235,7 @@ class Zygote:
 
     Attributes:
         is_up: set while there is a zygote to start processes.
+        modules: top-level names that the zygote itself holds, once `is_known`.
     """
 
     def __init__(
@@ -248,6 +250,8 @@ class Zygote:
         self._is_library_wanted = False
         self.library = Library()
         self.is_up = asyncio.Event()
+        self.modules: Mapping[str, str] = {}
+        self.is_known = asyncio.Event()
         self._link: Link | None = None
         self._pid = 0
         self._up_at = 0.0
@@ -453,7 +457,10 @@ class Zygote:
     # Hearing
 
     def _heard(self, message: msgspec.Struct) -> None:
-        if isinstance(message, Exited):
+        if isinstance(message, Up):
+            self.modules = message.modules
+            self.is_known.set()
+        elif isinstance(message, Exited):
             self._ended(message.pid, message.code, message.oom_kills)
 
     def _ended(self, pid: int, code: int | None, oom_kills: int = 0) -> None:
