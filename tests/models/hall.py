@@ -252,7 +252,8 @@ def remembered() -> list[object]:
     """What belongs to a model and is still held by something."""
     gc.collect()
     kinds = (Model, Pool, Slot, Worker, Dispatcher)
-    return [thing for thing in gc.get_objects() if isinstance(thing, kinds)]
+    # By type: `isinstance` asks objects of others for their `__class__`, and some of torch's warn.
+    return [thing for thing in gc.get_objects() if issubclass(type(thing), kinds)]
 
 
 @contextlib.asynccontextmanager
