@@ -83,7 +83,8 @@ def overhead(
 
     def leave_out(name: str, reason: Exception) -> None:
         left_out[name] = str(reason)
-        results.add("left out", server=name, reason=str(reason))
+        output = reason.output if isinstance(reason, PeerMissing) else ""
+        results.add("left out", server=name, reason=str(reason), output=output)
         ticker.say(f"{name} is left out: {reason}")
 
     with model_store() as store, contextlib.ExitStack() as started:

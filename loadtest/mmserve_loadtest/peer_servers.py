@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -30,7 +31,22 @@ PEER_START_LIMIT_S = 2 * START_LIMIT_S
 
 
 class PeerMissing(Exception):
-    """A peer cannot be installed or started here; the message says why, in a line."""
+    """A peer cannot be installed or started here; the message says why, in a line.
+
+    Attributes:
+        output: the end of what it said itself.
+    """
+
+    def __init__(self, reason: str, output: str = "") -> None:
+        super().__init__(reason)
+        self.output = output
+
+
+def last_words(output: str) -> str:
+    """Why a program ended, most likely: the line of its first exception, else its last one."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = (line for line in lines if re.search(r"\w(Error|Exception): ", line))
+    return next(errors, lines[-1] if lines else "it said nothing")[:500]
 
 
 def install(peer: Peer, folder: Path, say: Callable[[str], None]) -> Path:
@@ -66,7 +82,9 @@ def _carry_out(command: list[str]) -> None:
     if done.returncode:
         said = done.stdout.decode(errors="replace").strip().splitlines() or ["nothing was said"]
         errors = [line for line in said if line.startswith("ERROR:")]
-        raise PeerMissing(f"it cannot be installed: {(errors or said)[-1]}")
+        raise PeerMissing(
+            f"it cannot be installed: {(errors or said)[-1]}", "\n".join(said)[-3000:]
+        )
 
 
 class PeerServer(Started):
@@ -87,7 +105,7 @@ class PeerServer(Started):
         self.url = f"http://127.0.0.1:{place.ports[0]}"
         self.request: Request = peer.request(workload)
         command = (str(place.venv / "bin/python"), "-m", "pip")  # for its version only
-        version = installed_version(command, peer.distribution)
+        version = installed_version(command, peer.distribution.replace("-", "_"))
         super().__init__(peer.title, version, place.home, setup.command, setup.env)
 
     def answers(self) -> bool:
@@ -132,7 +150,9 @@ def running_peer(
             try:
                 server.wait_until_ready(limit_s)
             except ServerFailed as failed:
-                raise PeerMissing(str(failed)) from failed
+                output = server.output()
+                told = str(failed).partition("\n")[0]
+                raise PeerMissing(f"{told} {last_words(output)}", output[-3000:]) from failed
             yield server
         finally:
             server.stop()

@@ -349,6 +349,7 @@ instance_group [{{ kind: KIND_CPU, count: 1 }}]
                 f"{own}/{stub}": triton / "python_backend_stubs" / place.python / stub,
             },
             env={
+                "PATH": f"{place.venv / 'bin'}{os.pathsep}{place.path}",
                 "LD_LIBRARY_PATH": str(place.site / "nvidia_pytriton.libs"),
                 "PYTHONPATH": str(place.site),
             },

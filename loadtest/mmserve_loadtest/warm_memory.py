@@ -22,21 +22,23 @@ class WarmMemory:
         self._kept: mmap.mmap | None = None
 
     def lay_in(self, size: int) -> None:
-        """Touches so many bytes, or half of what is free, and frees nearly all of them."""
-        size = min(size, os.sysconf("SC_AVPHYS_PAGES") // 2 * _PAGE)
-        if size < _PAGE:
+        """Touches so many bytes, or half of what is free, and frees nearly all of them.
+
+        Half of it is freed as whole blocks, which files are written to, and which the next seconds
+        may see given back; the other half in pieces, which processes allocate, and which stay.
+        """
+        half = min(size, os.sysconf("SC_AVPHYS_PAGES") // 2 * _PAGE) // 2
+        if half < _PAGE:
             return
-        block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if hasattr(mmap, "MADV_NOHUGEPAGE"):  # huge pages would be freed as a whole or not at all
-            block.madvise(mmap.MADV_NOHUGEPAGE)
-        block[::_PAGE] = b"\1" * len(range(0, size, _PAGE))
+        in_pieces = _touched(half, "MADV_NOHUGEPAGE")
         step = _KEPT_IN * _PAGE
-        for start in range(0, size, step):
-            length = min(step, size - start) - _PAGE
+        for start in range(0, half, step):
+            length = min(step, half - start) // _PAGE * _PAGE - _PAGE
             if length > 0:
-                block.madvise(mmap.MADV_DONTNEED, start + _PAGE, length)
+                in_pieces.madvise(mmap.MADV_DONTNEED, start + _PAGE, length)
         self.close()
-        self._kept = block
+        self._kept = in_pieces
+        _touched(half, "MADV_HUGEPAGE").close()
 
     def close(self) -> None:
         if self._kept is not None:
@@ -48,3 +50,11 @@ class WarmMemory:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _touched(size: int, advice: str) -> mmap.mmap:
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if hasattr(mmap, advice):
+        block.madvise(getattr(mmap, advice))
+    block[::_PAGE] = b"\1" * len(range(0, size, _PAGE))
+    return block
