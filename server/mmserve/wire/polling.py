@@ -13,6 +13,8 @@ MOST_SKIPPED = 255
 #: How many more waits may have been in vain than not, before one is slept through: where both sides
 #: stay awake, one that is late once makes the other late too.
 MOST_CREDIT = 8
+#: The same for a new try after some were slept through: the first wakes the other side, and is late.
+RETRY_CREDIT = 3
 
 
 class Polling:
@@ -27,16 +29,18 @@ class Polling:
 
     def is_worthwhile(self) -> bool:
         """Asked once before each wait."""
-        if self._skipping:
-            self._skipping -= 1
-            return False
-        return True
+        if not self._skipping:
+            return True
+        self._skipping -= 1
+        if not self._skipping:
+            self._credit = RETRY_CREDIT
+        return False
 
     def ended(self, *, was_at_once: bool) -> None:
         """What was waited for came while we were awake, or did not.
 
-        Each that did not takes from the credit that each that did gives. Without credit, n waits in
-        vain in a row mean that the next 2**n - 1 are slept through.
+        Each that did not takes from the credit that each that did gives. Without credit the next
+        wait is slept through; where new tries are in vain too, the next 3, 7 and so on.
         """
         if was_at_once:
             self._credit = min(self._credit + 1, MOST_CREDIT)
