@@ -13,7 +13,7 @@ MOST_SKIPPED = 255
 #: How many more waits may have been in vain than not, before one is slept through: where both sides
 #: stay awake, one that is late once makes the other late too.
 MOST_CREDIT = 8
-#: The same for a new try after some were slept through: the first wakes the other side, and is late.
+#: The same for a new try after some were slept through; its first wakes the other side.
 RETRY_CREDIT = 3
 
 
