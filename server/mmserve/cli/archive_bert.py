@@ -8,20 +8,19 @@ command line is checked.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-from mmserve.cli import archiver
+from mmserve.cli import archiving
+from mmserve.cli.archiving import Refused
+from mmserve.models.layout import WEIGHTS
 
 HANDLER = "mmserve_handlers.bert:handle"
+_LOADED = "the model was"
 _NEEDED = ("torch", "transformers", "safetensors")
 _TASKS = (
     "embeddings",
@@ -42,18 +41,7 @@ _FILES = (
     "sentence_bert_config.json",
     "config_sentence_transformers.json",
 )
-#: The first of these that is there, with the parts that an index names.
-_WEIGHTS = (
-    "model.safetensors",
-    "model.safetensors.index.json",
-    "pytorch_model.bin",
-    "pytorch_model.bin.index.json",
-    "model.pt",
-)
 _POOLING = "*Pooling/config.json"
-FAILED = 1
-#: Loading takes seconds; a disk that hangs must not hang the command for ever.
-_LIMIT_S = 600.0
 
 _TEXT = """\
     Makes a model archive of a folder of BERT weights; no code is needed.
@@ -70,33 +58,20 @@ _TEXT = """\
     """
 
 
-class _Refused(Exception):
-    """Why there is no archive, for the user."""
-
-
 def main(argv: Sequence[str], *, on_written: Callable[[Path], object] | None = None) -> int:
     """The command. The exit code: 0, 1 for a folder that cannot be served, 2 for wrong usage."""
     flags = _parser().parse_args(argv)
     source = Path(flags.folder)
     name = flags.name or source.resolve().name
-    try:
+
+    def check() -> None:
         if not source.is_dir():
-            raise _Refused(f"{source} is no directory; give the one with config.json in it")
-        if not re.fullmatch(archiver.NAME, name):
-            raise _Refused(f"{name!r} cannot be a model's name; give another with --name")
-        with tempfile.TemporaryDirectory(prefix="mmserve-archive-") as folder:
-            _fill(Path(folder), flags, source)
-            words = ["--model-name", name, "--model-path", folder, "--handler", HANDLER]
-            words += ["--archive-format", flags.archive_format]
-            words += ["--export-path", flags.export_path] if flags.export_path else []
-            words += ["--force"] if flags.force else []
-            return archiver.main(words, on_written=on_written)
-    except _Refused as why:
-        print(f"ERROR - {why}", file=sys.stderr)
-        return FAILED
-    except OSError as error:
-        print(f"ERROR - {error.filename}: {error.strerror}", file=sys.stderr)
-        return FAILED
+            raise Refused(f"{source} is no directory; give the one with config.json in it")
+
+    def fill(folder: Path) -> None:
+        _fill(folder, flags, source)
+
+    return archiving.make(flags, name, HANDLER, check=check, fill=fill, on_written=on_written)
 
 
 def _fill(folder: Path, flags: argparse.Namespace, source: Path) -> None:
@@ -106,14 +81,13 @@ def _fill(folder: Path, flags: argparse.Namespace, source: Path) -> None:
         place.parent.mkdir(exist_ok=True)
         place.symlink_to(file.absolute())
     said = _options(source / "model.json") | _said(flags)
-    if said:
-        (folder / "model.json").write_text(json.dumps(said, indent=2) + "\n")
-    _ask(["mmserve_handlers.options"], json.dumps(said))
-    missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
-    if missing:
-        print(f"WARNING - {missing[0]} is missing: the weights were not looked at", file=sys.stderr)
+    archiving.write_options(folder, said)
+    archiving.ask(["mmserve_handlers.options"], _LOADED, json.dumps(said))
+    if (missing := archiving.first_missing(_NEEDED)) is not None:
+        print(f"WARNING - {missing} is missing: the weights were not looked at", file=sys.stderr)
         return
-    print(_ask(["mmserve_handlers.bert", str(folder)]).strip(), file=sys.stderr)
+    found = archiving.ask(["mmserve_handlers.bert", str(folder)], _LOADED)
+    print(found.strip(), file=sys.stderr)
 
 
 def _files(source: Path) -> Iterator[Path]:
@@ -121,7 +95,7 @@ def _files(source: Path) -> Iterator[Path]:
         if (source / name).is_file():
             yield source / name
     yield from source.glob(_POOLING)
-    for name in _WEIGHTS:
+    for name in WEIGHTS:
         path = source / name
         if path.is_file():
             yield path
@@ -148,14 +122,13 @@ def _options(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     except ValueError as wrong:
-        raise _Refused(f"model.json is not JSON ({wrong})") from None
+        raise Refused(f"model.json is not JSON ({wrong})") from None
     if not isinstance(said, dict):
-        raise _Refused("model.json must hold an object")
+        raise Refused("model.json must hold an object")
     return said
 
 
 def _said(flags: argparse.Namespace) -> dict[str, Any]:
-    """What goes into model.json; whatever is not said has the handler's default."""
     said = {
         "task": flags.task,
         "labels": None if flags.labels is None else _labels(flags.labels),
@@ -167,7 +140,7 @@ def _said(flags: argparse.Namespace) -> dict[str, Any]:
         "normalize": flags.normalize,
         "warmup": flags.warmup,
     }
-    return {key: value for key, value in said.items() if value is not None}
+    return archiving.given(said)
 
 
 def _labels(text: str) -> list[str]:
@@ -175,21 +148,6 @@ def _labels(text: str) -> list[str]:
     if path.is_file():
         return [line for line in path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
     return [label.strip() for label in text.split(",")]
-
-
-def _ask(module_and_words: Sequence[str], said: str = "") -> str:
-    """What a module of the handlers prints. Raises _Refused with its reason."""
-    command = [sys.executable, "-I", "-m", *module_and_words]
-    try:
-        ran = subprocess.run(
-            command, input=said, capture_output=True, text=True, timeout=_LIMIT_S, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise _Refused(f"the model was not loaded within {_LIMIT_S:.0f} s") from None
-    if ran.returncode == 0:
-        return ran.stdout
-    lines = [line for line in (ran.stdout + ran.stderr).splitlines() if line.strip()]
-    raise _Refused(lines[-1] if lines else f"the check ended with {ran.returncode}")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -223,11 +181,5 @@ def _parser() -> argparse.ArgumentParser:
     answers.add_argument(
         "--normalize", action=argparse.BooleanOptionalAction, help="embeddings have length 1"
     )
-    parser.add_argument("--export-path", metavar="DIR", help="where it goes (default: here)")
-    parser.add_argument(
-        "--archive-format", default="default", choices=("default", "tgz", "no-archive")
-    )
-    parser.add_argument(
-        "-f", "--force", action="store_true", help="replace an archive that is there already"
-    )
+    archiving.add_output(parser)
     return parser

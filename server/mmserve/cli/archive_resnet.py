@@ -8,25 +8,19 @@ torch the architecture must be said, and nothing is checked.
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
-import re
-import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import dedent
 from typing import Any, NamedTuple
 
-from mmserve.cli import archiver
+from mmserve.cli import archiving
+from mmserve.cli.archiving import Refused
 
 HANDLER = "mmserve_handlers.resnet:handle"
 SUFFIXES = (".pt", ".pth", ".safetensors")
 _NEEDED = ("torch", "torchvision", "mmserve_handlers")
-FAILED, USAGE = 1, 2
-#: Loading and one image take seconds; a disk that hangs must not hang the command for ever.
-_LIMIT_S = 600.0
 
 _TEXT = """\
     Makes a model archive of the weights of a ResNet; no code is needed.
@@ -45,10 +39,6 @@ _TEXT = """\
     """
 
 
-class _Refused(Exception):
-    """Why there is no archive, for the user."""
-
-
 class _Checked(NamedTuple):
     architecture: str
     labels: int
@@ -60,35 +50,30 @@ def main(argv: Sequence[str], *, on_written: Callable[[Path], object] | None = N
     flags = _parser().parse_args(argv)
     source = Path(flags.weights)
     name = flags.name or (source.name if source.is_dir() else source.stem)
-    try:
-        _check_usage(flags, source, name)
-        with tempfile.TemporaryDirectory(prefix="mmserve-archive-") as folder:
-            _fill(Path(folder), flags, source)
-            words = ["--model-name", name, "--model-path", folder, "--handler", HANDLER]
-            words += ["--archive-format", flags.archive_format]
-            words += ["--export-path", flags.export_path] if flags.export_path else []
-            words += ["--force"] if flags.force else []
-            return archiver.main(words, on_written=on_written)
-    except _Refused as why:
-        print(f"ERROR - {why}", file=sys.stderr)
-        return FAILED
-    except OSError as error:
-        print(f"ERROR - {error.filename}: {error.strerror}", file=sys.stderr)
-        return FAILED
+
+    def fill(folder: Path) -> None:
+        _fill(folder, flags, source)
+
+    return archiving.make(
+        flags,
+        name,
+        HANDLER,
+        check=lambda: _check_source(source),
+        fill=fill,
+        on_written=on_written,
+    )
 
 
-def _check_usage(flags: argparse.Namespace, source: Path, name: str) -> None:
+def _check_source(source: Path) -> None:
     if not source.exists():
-        raise _Refused(f"{source} does not exist")
+        raise Refused(f"{source} does not exist")
     if source.is_file() and source.suffix not in SUFFIXES:
-        raise _Refused(f"{source} is none of {', '.join(SUFFIXES)}; rename it to what it is")
+        raise Refused(f"{source} is none of {', '.join(SUFFIXES)}; rename it to what it is")
     if source.is_dir() and not (source / "config.json").is_file():
-        raise _Refused(
+        raise Refused(
             f"{source} is a directory without config.json; give the file with the weights, or what "
             "save_pretrained of transformers wrote"
         )
-    if not re.fullmatch(archiver.NAME, name):
-        raise _Refused(f"{name!r} cannot be a model's name; give another with --name")
 
 
 def _fill(folder: Path, flags: argparse.Namespace, source: Path) -> None:
@@ -107,15 +92,14 @@ def _fill(folder: Path, flags: argparse.Namespace, source: Path) -> None:
         said["labels"] = "imagenet"
     elif flags.labels is not None:
         (folder / "labels.txt").write_bytes(Path(flags.labels).read_bytes())
-    _write(folder, said)
-    missing = [module for module in _NEEDED if importlib.util.find_spec(module) is None]
-    if missing:
+    archiving.write_options(folder, said)
+    if (missing := archiving.first_missing(_NEEDED)) is not None:
         if weights is not None and not flags.arch:
-            raise _Refused(
-                f"{missing[0]} is not installed, so the weights cannot be looked at; say which "
+            raise Refused(
+                f"{missing} is not installed, so the weights cannot be looked at; say which "
                 "network they are of, like --arch resnet50"
             )
-        print(f"WARNING - {missing[0]} is missing: nothing was checked", file=sys.stderr)
+        print(f"WARNING - {missing} is missing: nothing was checked", file=sys.stderr)
         return
     ready = folder / "ready.pt"
     found = _checked(folder, ready if weights is not None else None)
@@ -123,14 +107,13 @@ def _fill(folder: Path, flags: argparse.Namespace, source: Path) -> None:
         said["architecture"] = found.architecture
         weights.unlink()
         ready.rename(folder / "model.pt")
-        _write(folder, said)
+        archiving.write_options(folder, said)
     many = f"{found.labels} labels" if found.labels else "no labels, features only"
     height, width = found.images[1:]
     print(f"{found.architecture}, {many}, images of {height} × {width}", file=sys.stderr)
 
 
 def _said(flags: argparse.Namespace) -> dict[str, Any]:
-    """What goes into model.json; whatever is not said has the handler's default."""
     said = {
         "architecture": flags.arch,
         "resize": flags.resize,
@@ -142,12 +125,7 @@ def _said(flags: argparse.Namespace) -> dict[str, Any]:
         "task": flags.task,
         "top_k": flags.top_k,
     }
-    return {key: value for key, value in said.items() if value is not None}
-
-
-def _write(folder: Path, said: dict[str, Any]) -> None:
-    if said:
-        (folder / "model.json").write_text(json.dumps(said, indent=2) + "\n")
+    return archiving.given(said)
 
 
 def _checked(folder: Path, weights: Path | None) -> _Checked:
@@ -156,16 +134,9 @@ def _checked(folder: Path, weights: Path | None) -> _Checked:
     Args:
         weights: where it writes the state dict, laid out for workers; None: nowhere.
     """
-    command = [sys.executable, "-I", "-m", "mmserve_handlers.resnet", str(folder)]
-    command += [str(weights)] if weights is not None else []
-    try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S, check=False)
-    except subprocess.TimeoutExpired:
-        raise _Refused(f"the weights were not loaded within {_LIMIT_S:.0f} s") from None
-    if ran.returncode == 0:
-        return _Checked(**json.loads(ran.stdout))
-    lines = [line for line in ran.stderr.splitlines() if line.strip()]
-    raise _Refused(lines[-1] if lines else f"the check ended with {ran.returncode}")
+    words = [str(folder)] if weights is None else [str(folder), str(weights)]
+    said = archiving.ask(["mmserve_handlers.resnet", *words], "the weights were")
+    return _Checked(**json.loads(said))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -204,11 +175,5 @@ def _parser() -> argparse.ArgumentParser:
     answers = parser.add_argument_group("answers, where a request does not say")
     answers.add_argument("--task", choices=("classify", "features"))
     answers.add_argument("--top-k", type=int, metavar="N", help="labels of an image (default: 3)")
-    parser.add_argument("--export-path", metavar="DIR", help="where it goes (default: here)")
-    parser.add_argument(
-        "--archive-format", default="default", choices=("default", "tgz", "no-archive")
-    )
-    parser.add_argument(
-        "-f", "--force", action="store_true", help="replace an archive that is there already"
-    )
+    archiving.add_output(parser)
     return parser

@@ -27,7 +27,8 @@ _HANDLERS = {
     "bert": "mmserve_handlers.bert:handle",
     "resnet": "mmserve_handlers.resnet:handle",
 }
-_WEIGHTS = (
+#: Where the handlers look for weights, in this order.
+WEIGHTS = (
     "model.safetensors",
     "model.safetensors.index.json",
     "pytorch_model.bin",
@@ -154,7 +155,7 @@ def _manifest_below(directory: Path, bounds: Path | None) -> Manifest | None:
 
 def _guess(directory: Path, bounds: Path | None) -> Manifest | None:
     """What a folder of weights tells of itself; None where it is none, or of a kind unknown."""
-    if not any((directory / name).is_file() for name in _WEIGHTS):
+    if not any((directory / name).is_file() for name in WEIGHTS):
         return None
     text = _text(directory / "config.json", bounds)
     try:
