@@ -143,7 +143,10 @@ class Context:
         model_name: registered name.
         manifest: `MAR-INF/MANIFEST.json` as it is, or None.
         request_ids: index in the batch → id; None before the first request.
+        metrics_type: of `metrics`.
     """
+
+    metrics_type = MetricsStore
 
     def __init__(
         self,
@@ -190,7 +193,7 @@ class Context:
     def metrics(self) -> MetricsStore:
         """The metrics of this batch, or of the load."""
         if self._metrics is None:
-            self._metrics = MetricsStore(self.request_ids or {}, self.model_name)
+            self._metrics = self.metrics_type(self.request_ids or {}, self.model_name)
         return self._metrics
 
     @metrics.setter

@@ -19,6 +19,8 @@ class TorchServeContext(Context):
         model_yaml_config: the archive's `configFile`, {} where it has none.
     """
 
+    metrics_type = TorchServeMetrics
+
     def __init__(
         self,
         model_name: str,
@@ -39,17 +41,6 @@ class TorchServeContext(Context):
         self.model_yaml_config = {} if model_yaml_config is None else model_yaml_config
         self._metrics = metrics
         self.stopping_criteria = None
-
-    @property
-    def metrics(self) -> MetricsStore:
-        """The metrics of this batch, or of the load."""
-        if self._metrics is None:
-            self._metrics = TorchServeMetrics(self.request_ids or {}, self.model_name)
-        return self._metrics
-
-    @metrics.setter
-    def metrics(self, metrics: MetricsStore) -> None:
-        self._metrics = metrics
 
     def get_sequence_id(self, idx: int) -> str:
         """The request's header `ts_request_sequence_id`, "" without one."""
