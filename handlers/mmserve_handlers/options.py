@@ -94,7 +94,8 @@ def whole(low: int, high: int | None = None) -> Reader:
     return read
 
 
-def _device(value: Any) -> str:
+def device(value: Any) -> str:
+    """Reads the name of a device."""
     if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value):
         raise Wrong("allowed are auto, cpu, cuda and cuda:N")
     return value
@@ -138,7 +139,7 @@ _READERS: Mapping[str, Reader] = {
     "task": one_of(TASKS, ALIASES),
     "labels": _labels,
     "precision": one_of(PRECISIONS),
-    "device": _device,
+    "device": device,
     "max_length": whole(3),  # two of them mark beginning and end
     "top_k": whole(1),
     "warmup": whole(0, MAX_WARMUP),

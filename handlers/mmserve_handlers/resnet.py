@@ -185,12 +185,6 @@ def _above_zero(value: Any) -> float:
     return float(value)
 
 
-def _device(value: Any) -> str:
-    if not isinstance(value, str) or not re.fullmatch(r"auto|cpu|cuda(:[0-9]{1,3})?", value):
-        raise options.Wrong("allowed are auto, cpu, cuda and cuda:N")
-    return value
-
-
 def _mean(value: Any) -> list[float]:
     values = value if isinstance(value, list) else [value]
     if len(values) not in (1, 3) or not all(
@@ -237,7 +231,7 @@ _READERS: Mapping[str, options.Reader] = {
     "activation": options.one_of(ACTIVATIONS),
     "weights": _file_name,
     "max_pixels": options.whole(1),
-    "device": _device,
+    "device": options.device,
     "precision": options.one_of(options.PRECISIONS),
 }
 
